@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import math
 import os
 import time
 import weakref
@@ -57,6 +58,7 @@ from collectives.operations import (
     begin_by,
     compare_clocks,
     run_by,
+    shape_of,
 )
 from collectives.planning import Calibration, Selector
 from collectives.resources import Resources
@@ -79,6 +81,8 @@ _ENGINE: Final = 2
 _MEETING: Final = 4
 """Added to the tag of a communicator's collectives: for named collectives, for their negotiation, and for the agreement
 on the numbers of channels."""
+_MOST_BYTES: Final = 1 << 62
+"""The most bytes of a window, those of all ranks together: addresses have 63 bits."""
 _PLANNED: Final = (
     *("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather", "gather", "scatter", "alltoall", "barrier"),
     *("scan", "exscan", "grouped_allreduce", "grouped_allgather"),
@@ -1200,9 +1204,9 @@ class Communicator(AsynchronousCalls):
         """
         kind = named_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
         check_dtype(kind, "dtype")
-        lengths = tuple(int(n) for n in ((shape,) if isinstance(shape, (int, np.integer)) else shape))
-        if any(length < 0 for length in lengths):
-            raise ValueError(f"shape={shape!r}: must be 0 or more in every dimension")
+        lengths = shape_of(shape)
+        if (nbytes := kind.itemsize * math.prod(lengths)) > _MOST_BYTES // self.size:
+            raise ValueError(f"shape={shape!r}: {nbytes} bytes of {self.size} ranks have no addresses")
         self._check_process()
         self._messages.check_open()
         if self._windows.onesided is None:
@@ -1387,10 +1391,14 @@ class Communicator(AsynchronousCalls):
         time.
         """
         for name, value in (("color", color), ("key", key)):
-            if value is not None and (not isinstance(value, (int, np.integer)) or isinstance(value, bool)):
-                raise TypeError(f"{name}={value!r}: must be an int" + (" or None" if name == "color" else ""))
-        if color is not None and not 0 <= color < 2**62:
-            raise ValueError(f"color={color}: must be 0 or more, or None to join no group")
+            none = name == "color"
+            if not (none and value is None) and (not isinstance(value, (int, np.integer)) or isinstance(value, bool)):
+                raise TypeError(f"{name}={value!r}: must be an int" + (" or None" if none else ""))
+        color, key = None if color is None else int(color), int(key)
+        if color is not None and not 0 <= color < 2**63:
+            raise ValueError(f"color={color}: must be 0 to 2**63 - 1, or None to join no group")
+        if not -(2**63) <= key < 2**63:
+            raise ValueError(f"key={key}: must be -2**63 to 2**63 - 1")
         mine = np.array([-1 if color is None else color, key, self._family.new_context()], np.int64)
         table = self.allgather(mine, timeout=timeout).reshape(self.size, 3)
         self._family.release_dropped()

@@ -51,6 +51,7 @@ from collectives.arrays.views import (
     casts,
     check_dtype,
     flat,
+    shorten,
     type_name,
 )
 
@@ -97,6 +98,7 @@ __all__ = [
     "scaling",
     "scaling_loop",
     "share",
+    "shorten",
     "small_floats",
     "type_name",
 ]

@@ -103,25 +103,27 @@ class Target:
 
     __slots__ = ("_like", "_out", "_shaped", "flat", "given")
 
-    def __init__(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any = None) -> None:
+    def __init__(
+        self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any = None, name: str = "out"
+    ) -> None:
         """Use `out`, or make an array of `shape` and `dtype` that `finish` converts to the library of `like`.
 
-        Raises TypeError or ValueError if `out` has another dtype or shape, or is read-only.
+        Raises TypeError or ValueError, naming the argument, if `out` has another dtype or shape, or is read-only.
         """
         self._out = out
         self._like = like
         if out is None:
             self._shaped = np.empty(shape, dtype)
         else:
-            self._shaped = as_numpy(out, "out", records=True)  # its dtype must be that of the result
+            self._shaped = as_numpy(out, name, records=True)  # its dtype must be that of the result
             if isinstance(out, (np.generic, bool, int, float, complex)):
-                raise TypeError(f"out={shorten(out)}: must be an array, not {type_name(out)}")
+                raise TypeError(f"{name}={shorten(out)}: must be an array, not {type_name(out)}")
             if self._shaped.dtype != dtype:
-                raise TypeError(f"out: has dtype {self._shaped.dtype}, must have {dtype}")
+                raise TypeError(f"{name}: has dtype {self._shaped.dtype}, must have {dtype}")
             if self._shaped.shape != shape:
-                raise ValueError(f"out: has shape {self._shaped.shape}, must have {shape}")
+                raise ValueError(f"{name}: has shape {self._shaped.shape}, must have {shape}")
             if not self._shaped.flags.writeable:
-                raise ValueError("out: is read-only")
+                raise ValueError(f"{name}: is read-only")
         self.given = out is not None
         self.flat = flat(self._shaped)
 

@@ -227,17 +227,19 @@ class DeviceAccess(HostAccess):
             found = stream.cuda.array(x, name)
         return tuple(found.shape), found.dtype
 
-    def target(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any = None) -> Target:
+    def target(
+        self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any = None, name: str = "out"
+    ) -> Target:
         given = out if out is not None else like
         if given is None or not is_device_array(given):
-            return super().target(out, shape, dtype, like)
-        return _CopiedTarget(out, shape, dtype, like)
+            return super().target(out, shape, dtype, like, name)
+        return _CopiedTarget(out, shape, dtype, like, name)
 
 
 class _CopiedTarget(Target):
     """A Target for a GPU, filled in the host's memory and copied when it is finished."""
 
-    def __init__(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> None:
+    def __init__(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any, name: str) -> None:
         """Raises as Target."""
         self._given = out if out is not None else like
         self._stream = cuda().stream_of(self._given)

@@ -109,7 +109,8 @@ class Engine:
             raise TypeError(f"name={name!r}: must be a string")
         if not name:
             raise ValueError("name='': must not be empty")
-        name.encode()  # raises ValueError for strings that UTF-8 cannot encode
+        if name != name.encode(errors="replace").decode():
+            raise ValueError(f"name={name!r}: must not have surrogates, which UTF-8 cannot encode")
         participant = self._endpoint.participant
         return self._submit(
             Operation(name, job, job.timeout, self._check_wait), lambda: participant.submit(name, job.signature)

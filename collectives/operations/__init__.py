@@ -7,7 +7,7 @@ arrays is a `Space`.
 
 from __future__ import annotations
 
-from collectives.operations.arguments import FOREVER, Arguments, dtype_name
+from collectives.operations.arguments import FOREVER, Arguments, dtype_name, shape_of
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.call_turn import Calls, run_whole
 from collectives.operations.channel import MESSAGES, OWN_CHANNEL, Channel, Receipt
@@ -78,4 +78,5 @@ __all__ = [
     "reduce_together",
     "run_by",
     "run_whole",
+    "shape_of",
 ]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
+from collectives.arrays import shorten, type_name
 from collectives.schedule import split_evenly
 
 _NUMBERS = (int, float, np.integer, np.floating)
 
 FOREVER: Final = 2_000_000.0
 """Seconds, 23 days, that stand for no deadline: more are too many milliseconds for calls of the system that wait."""
+
+
+def bounded(seconds: float) -> float:
+    """A number of any kind as seconds that calls of the system take."""
+    return float(min(seconds if isinstance(seconds, int) else float(seconds), FOREVER))
 
 
 class Arguments:
@@ -35,9 +41,9 @@ class Arguments:
         """The seconds that a call may take. Raises ValueError for a bad value."""
         if timeout is None:
             return self.seconds
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        if isinstance(timeout, bool) or not isinstance(timeout, _NUMBERS) or not timeout > 0:
             raise ValueError(f"timeout={timeout!r}: must be a positive number of seconds, or math.inf")
-        return min(float(timeout), FOREVER)
+        return bounded(timeout)
 
     def deadline(self) -> float:
         """The time by which an answer that is asked for now must be known (monotonic seconds)."""
@@ -88,6 +94,25 @@ def as_tuple(value: Sequence[int] | None, name: str) -> tuple[int, ...] | None:
         return None if value is None else tuple(value)
     except TypeError as error:
         raise TypeError(f"{name}={value!r}: must be a sequence of ints, one for each rank") from error
+
+
+def check_arrays(xs: Sequence[Any]) -> None:
+    """Raise TypeError unless `xs` can be the arrays of a group: an iterator would be at its end for the next call."""
+    if not hasattr(xs, "__len__") or not hasattr(xs, "__iter__") or getattr(xs, "ndim", 1) == 0:
+        raise TypeError(f"xs={shorten(xs)}: must be a list of arrays, not {type_name(xs)}")
+
+
+def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """The lengths of a new array. Raises TypeError or ValueError, naming the argument, for a bad shape."""
+    given = shape if isinstance(shape, Iterable) and not isinstance(shape, str) else (shape,)
+    lengths = []
+    for length in given:
+        if not isinstance(length, (int, np.integer)) or isinstance(length, bool):
+            raise TypeError(f"shape={shape!r}: must be an int or a sequence of ints")
+        if length < 0:
+            raise ValueError(f"shape={shape!r}: must be 0 or more in every dimension")
+        lengths.append(int(length))
+    return tuple(lengths)
 
 
 def scale_factor(value: float | None, name: str) -> float | None:

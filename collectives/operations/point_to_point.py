@@ -137,7 +137,8 @@ class Message(Work[Any]):
     def wait(self, timeout: float | None = None) -> Any:
         self._executor.positions.add(self)
         try:
-            self._wait(self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout))
+            now = time.monotonic()
+            self._wait(self._deadline if timeout is None else min(self._deadline, now + self.seconds_of(timeout)))
         except BaseException as error:
             if not isinstance(error, RondeError):  # the message goes on
                 self._executor.interrupted()
@@ -241,9 +242,11 @@ class HostAccess:
         array = as_numpy(x, name)
         return array.shape, array.dtype
 
-    def target(self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any = None) -> Target:
+    def target(
+        self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any = None, name: str = "out"
+    ) -> Target:
         """The place for a result. Raises as Target."""
-        return Target(out, shape, dtype, like)
+        return Target(out, shape, dtype, like, name)
 
 
 class PointToPoint:
@@ -348,7 +351,7 @@ class PointToPoint:
             finish = lambda *_: x  # noqa: E731
         else:
             shape, dtype = self._access.kind(x)
-            target = self._access.target(x, shape, dtype)
+            target = self._access.target(x, shape, dtype, name="x")
             memory, finish = target.flat, lambda *_: target.finish()
         view, check = as_view(memory), check_of(memory.dtype)
         if not shorter:

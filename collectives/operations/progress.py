@@ -98,7 +98,7 @@ class RingWork(Work[Any]):
             while not self._ended(self.number, _SLICE):
                 pass
             return
-        until = time.monotonic() + timeout
+        until = time.monotonic() + self.seconds_of(timeout)
         while not self._ended(self.number, int(min(_SLICE, 1e9 * max(0.0, until - time.monotonic())))):
             if time.monotonic() >= until:
                 raise DeadlineExceeded(f"the operation did not complete within {timeout} s; it is still in flight")

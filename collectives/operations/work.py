@@ -9,6 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
+
+from collectives.operations.arguments import bounded
 from transports import forking
 from transports.errors import DeadlineExceeded, ForkedError
 
@@ -39,6 +42,13 @@ class Work(ABC, Generic[T]):
         timeout  seconds to wait here; None waits as long as the operation's own timeout lets it run.
         Raises DeadlineExceeded if `timeout` passes first: the operation goes on and may be waited for again.
         """
+
+    @staticmethod
+    def seconds_of(timeout: float) -> float:
+        """The argument `timeout` of `wait` as a float that calls of the system take. Raises TypeError for no number."""
+        if not isinstance(timeout, (int, float, np.integer, np.floating)):
+            raise TypeError(f"timeout={timeout!r}: must be a number of seconds, or None")
+        return max(0.0, bounded(timeout))
 
     def cancel(self) -> bool:
         """Take the operation back, which only a receive that has matched no message can be. True if it was: it is over
@@ -110,7 +120,7 @@ class Promise(Work[T]):
             if self._is_inherited():
                 raise ForkedError(f"the operation was begun by process {self._process}, which has forked this one")
             self._check_wait()
-            if not self._passes(-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+            if not self._passes(-1 if timeout is None else self.seconds_of(timeout)):
                 raise DeadlineExceeded(f"the operation did not complete within {timeout} s; it is still in flight")
         if self._error is not None:
             raise self._error

@@ -27,6 +27,7 @@ from collectives import (
     Communicator,
     DeadlineExceeded,
     MismatchError,
+    RendezvousError,
     TransportError,
     functions,
 )
@@ -100,10 +101,32 @@ BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("alltoall", {"x": X, "splits": [1.5, 4.5]}, ValueError, r"splits=\[1.5, 4.5\]: must be 2 ints"),
     ("send", {"x": X, "dst": 2}, ValueError, r"dst=2: must be a rank"),
     ("send", {"x": X, "dst": 0, "tag": -1}, ValueError, r"tag=-1: must be an int, 0 to 2\*\*31 - 1"),
-    ("recv", {"x": np.broadcast_to(X[:1], 6), "src": 0}, ValueError, r"out: is read-only"),
+    ("recv", {"x": np.broadcast_to(X[:1], 6), "src": 0}, ValueError, r"x: is read-only"),
     ("broadcast_object", {"obj": lambda: 0}, TypeError, r"obj: a .*function.* that cannot be pickled"),
     ("split", {"color": "a"}, TypeError, r"color='a': must be an int or None"),
-    ("split", {"color": -2}, ValueError, r"color=-2: must be 0 or more"),
+    ("split", {"color": -2}, ValueError, r"color=-2: must be 0 to"),
+    ("split", {"color": 2**63}, ValueError, r"color=9223372036854775808: must be 0 to"),
+    ("split", {"color": 0, "key": 2**63}, ValueError, r"key=9223372036854775808: must be -2\*\*63 to"),
+    ("split", {"color": 0, "key": np.uint64(2**63)}, ValueError, r"key=9223372036854775808: must be"),
+    ("split", {"color": 0, "key": None}, TypeError, r"key=None: must be an int$"),
+    ("allreduce", {"x": X, "timeout": "5"}, ValueError, r"timeout='5': must be a positive number"),
+    ("allreduce", {"x": X, "timeout": np.float32("nan")}, ValueError, r"timeout=.*nan.*: must be a positive number"),
+    ("allreduce_async", {"x": X, "name": "\ud800"}, ValueError, r"name='.ud800': must not have surrogates"),
+    ("empty", {"shape": 2.5}, TypeError, r"shape=2.5: must be an int"),
+    ("empty", {"shape": (2.5,)}, TypeError, r"shape=\(2.5,\): must be an int"),
+    ("empty", {"shape": "3"}, TypeError, r"shape='3': must be an int"),
+    ("empty", {"shape": (2, -1)}, ValueError, r"shape=\(2, -1\): must be 0 or more"),
+    (
+        "empty",
+        {"shape": (2**40, 2**40), "name": "large"},
+        ValueError,
+        r"shape=.*: .* bytes of 2 ranks have no addresses",
+    ),
+    ("empty", {"shape": 2**45}, RendezvousError, r"cannot make window"),
+    ("recv", {"x": 5, "src": 0}, TypeError, r"x=5: must be an array, not int"),
+    ("grouped_allreduce", {"xs": iter([X])}, TypeError, r"xs=<list_iterator .*: must be a list of arrays"),
+    ("grouped_allgather", {"xs": iter([X])}, TypeError, r"xs=<list_iterator .*: must be a list of arrays"),
+    ("grouped_allreduce", {"xs": None}, TypeError, r"xs=None: must be a list of arrays"),
 ]
 
 
@@ -274,6 +297,20 @@ def test_calls_that_do_not_fit_together_are_a_mismatch_on_every_rank(transport: 
     assert [row[:8] for row in tables[0]] == ["rank 0: ", "rank 1: ", "rank 2: "]
     assert tables[0][0][8:] == tables[0][2][8:] != tables[0][1][8:]
     assert all(row.endswith(", its call 1") for row in tables[0])
+
+
+@pytest.mark.parametrize("number", [np.float32(20), np.int64(20), np.float16(20), 10**400, math.inf])
+def test_timeouts_are_numbers_of_any_kind(two: World, number: Any) -> None:
+    def body(comm: Communicator) -> None:
+        assert comm.allreduce(1, timeout=number) == 2
+        assert comm.allreduce_async(1).wait(number) == 2
+        work = comm.recv_async(np.empty(1), comm.rank)
+        with pytest.raises(TypeError, match="timeout='5': must be a number of seconds"):
+            work.wait("5")  # type: ignore[arg-type]
+        comm.send_async(np.ones(1), comm.rank).wait(number)
+        assert work.wait(number) == 1
+
+    two.run(body)
 
 
 # ---- semantics

@@ -9,6 +9,7 @@ from transports.errors import DeadlineExceeded, MismatchError
 from transports.local.hub import Hub
 from transports.local.seat import Seat
 from transports.local.window import Exposure, LocalWindow
+from transports.onesided import NoRoom
 
 
 class Exposures(exposing.Exposures[LocalWindow]):
@@ -39,6 +40,9 @@ class Exposures(exposing.Exposures[LocalWindow]):
             text = f"{absent} did not come to window {key!r} in time"
             raise DeadlineExceeded(text, rank=engine.rank, peer=missing[0] if len(missing) == 1 else None)
         hub.gathering.pop(key, None)
+        if exposure.refused:
+            self._keys.discard(key)
+            raise NoRoom(f"rank {engine.rank} cannot make window {key!r}: {exposure.refused}", rank=engine.rank)
         with engine.lock:
             engine.check_sound()
             window = LocalWindow(engine, exposure, self._seat.bell, self._windows.discard)

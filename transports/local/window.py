@@ -38,13 +38,19 @@ class Part:
 
 
 class Exposure:
-    """A window as all its ranks see it. `came`: the ranks that have come to it."""
+    """A window as all its ranks see it. `came`: the ranks that have come to it. `refused`: the reason why there is no
+    memory for it; empty if there is."""
 
     def __init__(self, ranks: tuple[int, ...], nbytes: int) -> None:
         self.ranks = ranks
         self.nbytes = nbytes
         self.came: set[int] = set()
-        self.parts = [Part(nbytes) for _ in ranks]
+        self.refused = ""
+        self.parts: list[Part] = []
+        try:
+            self.parts += [Part(nbytes) for _ in ranks]
+        except MemoryError as error:
+            self.refused = str(error)
 
     def missing(self) -> list[int]:
         """The ranks that have not come."""
