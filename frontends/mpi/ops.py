@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 import collectives
+from collectives.arrays import allowed_ops, can_be_sent
 from frontends.mpi.blocks import Block
 from frontends.mpi.datatypes import Datatype, DatatypeBody
 from frontends.mpi.errors import error
@@ -18,6 +19,8 @@ from frontends.mpi.specs import message
 
 MOST_CREATED: Final = 32
 """The most ops of a program at a time: mpi4py has the same bound."""
+_MOVES: Final = ("replace", "no_op")
+"""Ops that combine nothing."""
 
 
 class OpBody(Body):
@@ -35,12 +38,14 @@ class OpBody(Body):
         self.own = own
         self._ops: dict[DatatypeBody, collectives.Op] = {}
 
-    def on_arrays(self, datatype: Datatype) -> tuple[Any, np.dtype[Any]]:
-        """Ronde's op, and the dtype by which arrays are combined. Raises Exception where there is none."""
+    def on_arrays(self, datatype: Datatype, *, moves: bool = False) -> tuple[Any, np.dtype[Any]]:
+        """Ronde's op, and the dtype by which arrays are combined. Raises Exception where there is none. `moves`: also
+        for REPLACE and NO_OP, which collectives do not have."""
         dtype = datatype.dtype
-        if not self.own and self.name:
-            if dtype is None or dtype.names is not None:
-                raise error("ERR_OP", f"{self.predefined} is not defined for {datatype.Get_name() or 'this datatype'}")
+        if not self.own and not self._is_defined(dtype, moves):  # before the call begins: then the ranks can go on
+            needs = "" if self.name else ": it needs pairs of a value and an index"
+            raise error("ERR_OP", f"{self.predefined} is not defined for {datatype.Get_name() or dtype}{needs}")
+        if self.name and dtype is not None:
             return self.name, dtype
         if dtype is None or (dtype.names is None and dtype.kind in "SUV"):
             dtype = np.dtype([("bytes", f"V{datatype.layout.size}")])
@@ -55,10 +60,18 @@ class OpBody(Body):
             )
         return made, dtype
 
+    def _is_defined(self, dtype: np.dtype[Any] | None, moves: bool) -> bool:
+        """True if a predefined op is defined for a datatype with this dtype."""
+        if dtype is None:
+            return False
+        if not self.name:
+            return dtype.names is not None and len(dtype.names) == 2
+        if self.name in _MOVES:
+            return moves and dtype.names is None
+        return can_be_sent(dtype) and self.name in allowed_ops(dtype)
+
     def _pairs(self, a: Any, b: Any) -> Any:
         """MINLOC or MAXLOC of arrays of pairs."""
-        if a.dtype.names is None or len(a.dtype.names) != 2:
-            raise error("ERR_OP", f"{self.predefined} is defined for pairs of a value and an index alone")
         value, index = a.dtype.names
         better = np.less if self.predefined == "MINLOC" else np.greater
         first = better(a[value], b[value]) | ((a[value] == b[value]) & (a[index] <= b[index]))
@@ -141,7 +154,7 @@ class Op(Handle):
         given, result = message(inbuf, writable=False), message(inoutbuf, writable=True)
         if given.count != result.count:
             raise ValueError(f"{given.count} and {result.count} elements: must be equally many")
-        op, dtype = self._known().on_arrays(result.datatype)
+        op, dtype = self._known().on_arrays(result.datatype, moves=True)
         target, scatter = result.target()
         combine_arrays(op, given.array(dtype), result.array(dtype), target.view(dtype))
         if scatter is not None:
@@ -164,7 +177,7 @@ def combine_arrays(op: Any, a: Any, b: Any, out: Any) -> None:
     """out = a op b, for an op of Ronde, its name, 'replace' or 'no_op'."""
     if isinstance(op, collectives.Op):
         op.combine(a, b, out)
-    elif op in ("replace", "no_op"):
+    elif op in _MOVES:
         out[...] = a if op == "replace" else b
     else:
         with np.errstate(all="ignore"):

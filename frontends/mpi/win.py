@@ -259,7 +259,7 @@ class Win(Attributed, Handling):
     def _combine(self, block: Block, place: Block, op: Op, fetched: Block | None) -> None:
         """Combine the data of a block with those at a place, atomically, and fetch what was there."""
         body = self._known()
-        ronde_op, dtype = op._known().on_arrays(place.datatype)
+        ronde_op, dtype = op._known().on_arrays(place.datatype, moves=True)
         rank = next(n for n, part in enumerate(body.parts) if part is not None and part[0] is place.memory)
         with body.locks.locked(body.peers.size + rank, body.check):
             before = place.array(dtype).copy()

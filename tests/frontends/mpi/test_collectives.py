@@ -120,6 +120,24 @@ def test_ops_of_the_program_and_pairs(ranks: Run) -> None:
     assert ranks(3, body) == [([123], 1.0, 1, (2, 5))] * 3
 
 
+@pytest.mark.parametrize("method", ["Allreduce", "Iallreduce", "Reduce", "Scan", "Reduce_scatter_block"])
+@pytest.mark.parametrize(
+    ("op", "code"), [("MAXLOC", "i"), ("MINLOC", "d"), ("SUM", "?"), ("MAX", "F"), ("BAND", "f"), ("REPLACE", "i")]
+)
+def test_an_op_that_is_not_defined_for_the_numbers_is_refused_before_the_call(
+    ranks: Run, method: str, op: str, code: str
+) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        with pytest.raises(MPI.Exception) as caught:
+            getattr(comm, method)(
+                np.ones(comm.size, code), np.ones(1 if "block" in method else comm.size, code), getattr(MPI, op)
+            )
+        return caught.value.Get_error_class() == MPI.ERR_OP, comm.allreduce(1)
+
+    assert ranks(2, body) == [(True, 2)] * 2
+
+
 def test_objects(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         rank = comm.rank
