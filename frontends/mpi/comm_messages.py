@@ -83,7 +83,7 @@ class Messages(CommBase):
         return operation
 
     def _send_block(self, buf: Any, dest: int, tag: int, mode: int = _STANDARD) -> Operation:
-        block = message(buf, writable=False)
+        block = message(buf, writable=False, rank=dest)
         operation = self._send(block.read, dest, tag, mode)
         operation.keeps = block
         return operation
@@ -120,7 +120,7 @@ class Messages(CommBase):
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         view = plain.bytes_of(buf)
         if view is None or plain.recv(self.peers, view, source, tag, status) is None:
-            _ended(self._receive_block(message(buf, writable=True), source, tag), status)
+            _ended(self._receive_block(message(buf, writable=True, rank=source), source, tag), status)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         return Request.begun(self._send_block(buf, dest, tag))
@@ -134,7 +134,7 @@ class Messages(CommBase):
     Irsend = Isend
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        return Request.begun(self._receive_block(message(buf, writable=True), source, tag))
+        return Request.begun(self._receive_block(message(buf, writable=True, rank=source), source, tag))
 
     def Sendrecv(
         self,
@@ -162,14 +162,15 @@ class Messages(CommBase):
         return Request.begun(self._sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag))
 
     def _sendrecv(self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int) -> Operation:
-        given, result = message(sendbuf, writable=False), message(recvbuf, writable=True)
+        given = message(sendbuf, writable=False, rank=dest)
+        result = message(recvbuf, writable=True, rank=source)
         self._check(dest, sendtag, receive=False)
         data = given.read()
         receiving = self._receive_block(result, source, recvtag)
         return Several([receiving, self._send(lambda: data, dest, sendtag, _STANDARD)])
 
     def _replace(self, buf: Any, dest: int, sendtag: int, source: int, recvtag: int) -> Operation:
-        block = message(buf, writable=True)
+        block = message(buf, writable=True, rank=source if dest == PROC_NULL else dest)
         data = block.read().copy()
         self._check(dest, sendtag, receive=False)
         receiving = self._receive_block(block, source, recvtag)
@@ -194,7 +195,7 @@ class Messages(CommBase):
     # ---- persistent
 
     def _prepared(self, buf: Any, dest: int, tag: int, mode: int) -> Prequest:
-        block = message(buf, writable=False)
+        block = message(buf, writable=False, rank=dest)
         self._check(dest, tag, receive=False)
         return Prequest.prepared(lambda: self._send(block.read, dest, tag, mode))
 
@@ -210,7 +211,7 @@ class Messages(CommBase):
     Rsend_init = Send_init
 
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
-        block = message(buf, writable=True)
+        block = message(buf, writable=True, rank=source)
         self._check(source, tag, receive=True)
         return Prequest.prepared(lambda: self._receive_block(block, source, tag))
 

@@ -107,7 +107,8 @@ class Message(Handle):
         return operation if isinstance(operation, Ended) else _Delivery(operation, block, body.decode)
 
     def Irecv(self, buf: Any) -> Request:
-        return Request.begun(self._delivered(message(buf, writable=True)))
+        rank = PROC_NULL if self == MESSAGE_NO_PROC else 0
+        return Request.begun(self._delivered(message(buf, writable=True, rank=rank)))
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
         self.Irecv(buf).wait(status)

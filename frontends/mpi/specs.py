@@ -16,16 +16,20 @@ from typing import Any
 import numpy as np
 
 from frontends.mpi.blocks import Block, Blocks
+from frontends.mpi.constants import PROC_NULL
 from frontends.mpi.datatypes import BY_CODE, BYTE, Datatype
-from frontends.mpi.memory import BOTTOM, Bytes, as_memory, at_address
+from frontends.mpi.memory import BOTTOM, IN_PLACE, Bytes, as_memory, at_address
 
 
-def message(spec: Any, *, writable: bool, parts: int = 1) -> Block:
+def message(spec: Any, *, writable: bool, parts: int = 1, rank: int = 0) -> Block:
     """The block of a specification with one count. Raises TypeError, ValueError, KeyError or BufferError.
 
     parts   number of ranks that the buffer is divided between: a count that is not given is that of all, and
             divisible by it
+    rank    the rank of the message: with PROC_NULL the specification may be anything, None too
     """
+    if rank == PROC_NULL:
+        return Block(as_memory(None).data, 0, 0, BYTE)
     if type(spec) is np.ndarray:
         memory = as_memory(spec)
         datatype = _datatype(None, memory.code, memory.native)
@@ -34,6 +38,8 @@ def message(spec: Any, *, writable: bool, parts: int = 1) -> Block:
         _check_parts(elements, parts)
         return Block(memory.data, 0, elements, datatype)
     buf, count, displacement, kind = _split(spec)
+    if isinstance(count, list):  # a pair in a list, which is one count for each rank elsewhere
+        count, displacement = _pair(tuple(count))
     memory = as_memory(buf)
     data = memory.data
     _check_writable(data, writable)
@@ -147,6 +153,8 @@ def _absolute(at: int, count: int, datatype: Datatype) -> Block:
 def _split(spec: Any) -> tuple[Any, Any, Any, Any]:
     """Buffer, count, displacement and datatype of a specification; None for each that is not given."""
     if not isinstance(spec, (list, tuple)):
+        if spec is None or spec is BOTTOM or spec is IN_PLACE:
+            raise TypeError(f"message: {spec!r}; must be a buffer, or a list that begins with one")
         return spec, None, None, None
     if len(spec) == 2:
         buf, other = spec

@@ -247,14 +247,16 @@ class Win(Attributed, Handling):
         return Block(memory, disp * unit, count, datatype)
 
     def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
+        if target_rank == PROC_NULL:
+            return
         given = message(origin, writable=False)
-        if target_rank != PROC_NULL:
-            self._target(target_rank, given, target).write(given.read())
+        self._target(target_rank, given, target).write(given.read())
 
     def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
+        if target_rank == PROC_NULL:
+            return
         result = message(origin, writable=True)
-        if target_rank != PROC_NULL:
-            result.write(self._target(target_rank, result, target).read())
+        result.write(self._target(target_rank, result, target).read())
 
     def _combine(self, block: Block, place: Block, op: Op, fetched: Block | None) -> None:
         """Combine the data of a block with those at a place, atomically, and fetch what was there."""
@@ -271,28 +273,31 @@ class Win(Attributed, Handling):
                 place.write(after.view(np.uint8))
 
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
+        if target_rank == PROC_NULL:
+            return
         given = message(origin, writable=False)
-        if target_rank != PROC_NULL:
-            self._combine(given, self._target(target_rank, given, target), op, None)
+        self._combine(given, self._target(target_rank, given, target), op, None)
 
     def Get_accumulate(self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
+        if target_rank == PROC_NULL:
+            return
         given, fetched = message(origin, writable=False), message(result, writable=True)
-        if target_rank != PROC_NULL:
-            self._combine(given, self._target(target_rank, fetched, target), op, fetched)
+        self._combine(given, self._target(target_rank, fetched, target), op, fetched)
 
     def Fetch_and_op(self, origin: Any, result: Any, target_rank: int, target_disp: int = 0, op: Op = SUM) -> None:
+        if target_rank == PROC_NULL:
+            return
         given, fetched = message(origin, writable=False), message(result, writable=True)
         _check_single(fetched, given)
-        if target_rank != PROC_NULL:
-            self._combine(given, self._target(target_rank, fetched, (target_disp, 1)), op, fetched)
+        self._combine(given, self._target(target_rank, fetched, (target_disp, 1)), op, fetched)
 
     def Compare_and_swap(self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0) -> None:
+        if target_rank == PROC_NULL:
+            return
         body = self._known()
         given, expected = message(origin, writable=False), message(compare, writable=False)
         fetched = message(result, writable=True)
         _check_single(fetched, given, expected)
-        if target_rank == PROC_NULL:
-            return
         place = self._target(target_rank, fetched, (target_disp, 1))
         with body.locks.locked(body.peers.size + target_rank, body.check):
             before = place.read().copy()

@@ -211,8 +211,54 @@ def test_handles_of_predefined_objects_are_pickled_by_name() -> None:
     MPI = mpi()
     for one in (MPI.INT, MPI.SUM, MPI.COMM_NULL, MPI.COMM_WORLD, MPI.INFO_NULL):
         assert pickle.loads(pickle.dumps(one)) is one
+    handler = MPI.Comm.Create_errhandler(print)
     with pytest.raises(ValueError):
-        pickle.dumps(MPI.Group.Union(MPI.GROUP_EMPTY, MPI.GROUP_EMPTY))
+        pickle.dumps(handler)
+    handler.Free()
+
+
+@pytest.mark.parametrize("buf", [None, "text", [None, 3], np.zeros((4, 4))[:, ::2], b"read-only"], ids=repr)
+def test_a_message_to_no_rank_may_be_anything(ranks: Run, buf: Any) -> None:
+    """A rank at the edge of a grid has no neighbour, and no buffer for it."""
+
+    def body(comm: Any) -> None:
+        nobody = mpi().PROC_NULL
+        comm.Send(buf, nobody)
+        comm.Bsend(buf, nobody)
+        comm.Issend(buf, nobody).Wait()
+        comm.Recv(buf, nobody)
+        comm.Irecv(buf, nobody).Wait()
+        comm.Mprobe(nobody).Recv(buf)
+        comm.Sendrecv(buf, nobody, 0, buf, nobody)
+        comm.Sendrecv_replace(buf, nobody, 0, nobody)
+        comm.Isendrecv_replace(buf, nobody, 0, nobody).Wait()
+        for request in (comm.Send_init(buf, nobody), comm.Recv_init(buf, nobody)):
+            request.Start()
+            request.Wait()
+        got = np.zeros(1)
+        comm.Sendrecv(np.ones(1), comm.rank, 0, got, comm.rank)
+        assert got == 1
+
+    ranks(1, body)
+
+
+@pytest.mark.parametrize("name", ["Send", "Isend", "Recv", "Irecv", "Bcast", "Ibcast"])
+@pytest.mark.parametrize("constant", ["", "BOTTOM", "IN_PLACE"])
+def test_a_message_needs_a_buffer(ranks: Run, name: str, constant: str) -> None:
+    def body(comm: Any) -> None:
+        with pytest.raises(TypeError):
+            getattr(comm, name)(getattr(mpi(), constant) if constant else None, 0)
+
+    ranks(1, body)
+
+
+def test_a_count_and_a_displacement_may_be_a_list_too(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        got = np.zeros(4, int)
+        comm.Sendrecv([np.arange(8), [2, 5]], 0, 0, [got, (2, 1), mpi().LONG], 0)
+        return got.tolist()
+
+    assert ranks(1, body) == [[0, 5, 6, 0]]
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
