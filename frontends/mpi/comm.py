@@ -21,7 +21,7 @@ from frontends.mpi.peers import FOR_CREATE_GROUP, Peers
 from frontends.mpi.recovery import shrink
 from frontends.mpi.requests import Request
 from frontends.mpi.status import Status
-from frontends.mpi.topologies import DistributedGraph, Graph, Grid
+from frontends.mpi.topologies import DistributedGraph, Graph, Grid, check_neighbors
 
 
 class Comm(Collectives):
@@ -144,8 +144,8 @@ class Intracomm(PrefixCollectives, Comm):
         ends = [int(n) for n in index]
         if ends and ends[0] == 0 and len(ends) > 1:
             ends = ends[1:]
-        targets = [int(n) for n in edges]
-        return self._with_topology("Graphcomm", len(ends), lambda rank: Graph(ends, targets, rank))
+        graph = Graph(ends, [int(n) for n in edges], 0)
+        return self._with_topology("Graphcomm", len(ends), graph.moved_to)
 
     def Create_dist_graph_adjacent(
         self,
@@ -160,6 +160,8 @@ class Intracomm(PrefixCollectives, Comm):
         weights = [
             _weights(given, len(edges)) for given, edges in zip((sourceweights, destweights), lists, strict=True)
         ]
+        for name, ranks in zip(("sources", "destinations"), lists, strict=True):
+            check_neighbors(name, ranks, self.peers.size)
         made = self.peers.twin()
         pair = None if weights[0] is None or weights[1] is None else (weights[0], weights[1])
         made.topology = DistributedGraph(lists[0], lists[1], pair)
@@ -177,6 +179,8 @@ class Intracomm(PrefixCollectives, Comm):
         numbers = [degrees] * len(sources) if isinstance(degrees, int) else list(degrees)
         starts = [source for source, number in zip(sources, numbers, strict=True) for _ in range(number)]
         given = _weights(weights, len(destinations))
+        for name, ranks in (("sources", sources), ("destinations", destinations)):
+            check_neighbors(name, ranks, self.peers.size)
         mine = list(zip(starts, destinations, given or [0] * len(starts), strict=True))
         everything = self.allgather((mine, given is not None))
         edges = [edge for part, _ in everything for edge in part]

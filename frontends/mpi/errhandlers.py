@@ -29,8 +29,7 @@ class Errhandler(Handle):
     def Free(self) -> None:
         if self._body is None:
             raise error("ERR_ERRHANDLER", "it is ERRHANDLER_NULL")
-        _forget(self._body)
-        self._body = None
+        self.free()
 
     def _release(self) -> None:
         _forget(self._body)

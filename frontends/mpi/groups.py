@@ -70,26 +70,32 @@ class Group(Handle):
         return SIMILAR if set(self.ranks) == set(group.ranks) else UNEQUAL
 
     def _of(self, ranks: Sequence[int]) -> Any:
-        return type(self).of(GroupBody(ranks, self._body.mine))
+        return type(self)._made(ranks, self._body.mine)
+
+    @classmethod
+    def _made(cls, ranks: Sequence[int], mine: int) -> Any:
+        """A group; GROUP_EMPTY if it has no ranks."""
+        return cls.of(GroupBody(ranks, mine)) if ranks else cls(GROUP_EMPTY)
 
     def Dup(self) -> Group:
         return self._of(self.ranks)  # type: ignore[no-any-return]
 
     @classmethod
     def Union(cls, group1: Group, group2: Group) -> Group:
-        return cls.of(
-            GroupBody((*group1.ranks, *(r for r in group2.ranks if r not in group1.ranks)), _mine(group1, group2))
-        )
+        ranks = (*group1.ranks, *(r for r in group2.ranks if r not in group1.ranks))
+        return cls._made(ranks, _mine(group1, group2))  # type: ignore[no-any-return]
 
     @classmethod
     def Intersection(cls, group1: Group, group2: Group) -> Group:
-        return cls.of(GroupBody([r for r in group1.ranks if r in group2.ranks], _mine(group1, group2)))
+        ranks = [r for r in group1.ranks if r in group2.ranks]
+        return cls._made(ranks, _mine(group1, group2))  # type: ignore[no-any-return]
 
     Intersect = Intersection
 
     @classmethod
     def Difference(cls, group1: Group, group2: Group) -> Group:
-        return cls.of(GroupBody([r for r in group1.ranks if r not in group2.ranks], _mine(group1, group2)))
+        ranks = [r for r in group1.ranks if r not in group2.ranks]
+        return cls._made(ranks, _mine(group1, group2))  # type: ignore[no-any-return]
 
     def Incl(self, ranks: Sequence[int]) -> Group:
         chosen = [self._number(rank) for rank in ranks]
@@ -115,7 +121,7 @@ class Group(Handle):
 
     def Free(self) -> None:
         _ = self.ranks
-        self._body = GROUP_NULL._body
+        self.free()
 
 
 Group.family = Group

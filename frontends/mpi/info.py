@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from frontends.mpi.constants import MAX_INFO_KEY, MAX_INFO_VAL
 from frontends.mpi.errors import error
 from frontends.mpi.handles import Body, Handle
 
@@ -45,7 +46,7 @@ class Info(Handle):
 
     def Free(self) -> None:
         self._items()
-        self._body = None
+        self.free()
 
     def Dup(self) -> Info:
         return type(self).of(InfoBody(self._items()))
@@ -54,7 +55,10 @@ class Info(Handle):
         return self._items().get(key)
 
     def Set(self, key: str, value: str) -> None:
-        self._items()[str(key)] = str(value)
+        items = self._items()
+        _check("key", key, MAX_INFO_KEY, "ERR_INFO_KEY")
+        _check("value", value, MAX_INFO_VAL, "ERR_INFO_VALUE")
+        items[key] = value
 
     def Delete(self, key: str) -> None:
         if self._items().pop(key, None) is None:
@@ -66,7 +70,7 @@ class Info(Handle):
     def Get_nthkey(self, n: int) -> str:
         keys = list(self._items())
         if not 0 <= n < len(keys):
-            raise error("ERR_ARG", f"n={n}: must be 0 to {len(keys) - 1}")
+            raise error("ERR_INFO_KEY", f"n={n}: must be 0 to {len(keys) - 1}")
         return keys[n]
 
     # ---- the protocol of dictionaries
@@ -140,6 +144,14 @@ class Info(Handle):
 
 
 Info.family = Info
+
+
+def _check(name: str, text: str, most: int, error_class: str) -> None:
+    """Raise TypeError for what is no string, Exception for one that is empty or too long."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name}={text!r}: must be a str")
+    if not 0 < len(text) <= most:
+        raise error(error_class, f"{name}={text!r}: must have 1 to {most} characters")
 
 
 def _environment(command: list[str]) -> dict[str, str]:

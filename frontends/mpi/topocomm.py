@@ -121,6 +121,8 @@ class Cartcomm(Topocomm):
 
     def Sub(self, remain_dims: Sequence[bool]) -> Cartcomm:
         grid = self._grid
+        if len(remain_dims) != len(grid.dims):
+            raise ValueError(f"remain_dims={list(remain_dims)}: must be {len(grid.dims)}, one for each dimension")
         kept = [direction for direction, remains in enumerate(remain_dims) if remains]
         coords = self.coords
         members = []

@@ -34,9 +34,16 @@ class Grid:
         return [int(n) for n in np.unravel_index(rank, self.dims)] if self.dims else []
 
     def at(self, coords: Sequence[int]) -> int:
-        """The rank at a place, PROC_NULL outside of the grid."""
+        """The rank at a place. Raises ValueError for another number of coordinates, Exception outside of the grid."""
         if len(coords) != len(self.dims):
             raise ValueError(f"coords={list(coords)}: must be {len(self.dims)} ints")
+        rank = self._at(coords)
+        if rank == PROC_NULL:
+            raise error("ERR_ARG", f"coords={list(coords)}: outside of the grid {self.dims}, periods {self.periods}")
+        return rank
+
+    def _at(self, coords: Sequence[int]) -> int:
+        """The rank at a place, PROC_NULL outside of the grid."""
         rank = 0
         for place, length, periodic in zip(coords, self.dims, self.periods, strict=True):
             if not periodic and not 0 <= place < length:
@@ -52,7 +59,7 @@ class Grid:
         for step in (-disp, disp):
             coords = self.coords(self.rank)
             coords[direction] += step
-            found.append(self.at(coords))
+            found.append(self._at(coords))
         return found[0], found[1]
 
     @property
@@ -80,6 +87,10 @@ class Graph:
     kind: Final = GRAPH
 
     def __init__(self, index: Sequence[int], edges: Sequence[int], rank: int) -> None:
+        """Raises Exception for an index or edges that are no graph."""
+        if list(index) != sorted(index) or (index and not 0 <= index[0] <= index[-1] <= len(edges)):
+            raise error("ERR_ARG", f"index={list(index)}: must not decrease, and be 0 to {len(edges)}")
+        check_neighbors("edges", edges, len(index))
         self.index = list(index)
         self.edges = list(edges)
         self.rank = rank
@@ -98,6 +109,10 @@ class Graph:
 
     def slot(self, edge: int, *, sent: bool) -> int:
         return 0
+
+    def moved_to(self, rank: int) -> Graph:
+        """The same graph as another rank sees it."""
+        return Graph(self.index, self.edges, rank)
 
 
 class DistributedGraph:
@@ -118,6 +133,13 @@ class DistributedGraph:
 
     def slot(self, edge: int, *, sent: bool) -> int:
         return 0
+
+
+def check_neighbors(name: str, ranks: Sequence[int], size: int) -> None:
+    """Raise Exception for neighbours that are no ranks."""
+    for rank in ranks:
+        if not 0 <= rank < size:
+            raise error("ERR_ARG", f"{name}={list(ranks)}: must be ranks, 0 to {size - 1}")
 
 
 def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:

@@ -207,6 +207,29 @@ def test_neighbours_of_a_graph_and_edges_of_a_grid_that_does_not_wrap(ranks: Run
     assert ranks(3, body) == [(True, [-1, 1], [2]), (True, [0, 2], [0]), (True, [1, -1], [1])]
 
 
+def test_grids_and_graphs_refuse_what_is_outside_of_them(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        line = comm.Create_cart([comm.size], [False])
+        for bad, kind in (
+            (lambda: line.Get_cart_rank([comm.size]), MPI.Exception),
+            (lambda: line.Get_cart_rank([-1]), MPI.Exception),
+            (lambda: line.Sub([True, False]), ValueError),
+            (lambda: comm.Create_graph([1], [7]), MPI.Exception),
+            (lambda: comm.Create_graph([2, 1], [0, 0]), MPI.Exception),
+            (lambda: comm.Create_graph([3], [0]), MPI.Exception),
+            (lambda: comm.Create_dist_graph_adjacent([comm.size], []), MPI.Exception),
+            (lambda: comm.Create_dist_graph_adjacent([], [-1]), MPI.Exception),
+            (lambda: comm.Create_dist_graph([0], [1], [comm.size]), MPI.Exception),
+        ):
+            with pytest.raises(kind):
+                bad()
+        ring = comm.Create_cart([comm.size], [True])
+        return ring.Get_cart_rank([-1]), line.Shift(0, 5) == (MPI.PROC_NULL, MPI.PROC_NULL)
+
+    assert ranks(2, body) == [(1, True)] * 2
+
+
 def test_two_groups(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()

@@ -6,7 +6,13 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from frontends.mpi.info import Info
+import pytest
+
+from frontends.mpi.errhandlers import ERRORS_RETURN
+from frontends.mpi.errors import Exception as MPIException
+from frontends.mpi.groups import GROUP_EMPTY, Group
+from frontends.mpi.handles import Handle
+from frontends.mpi.info import INFO_ENV, Info
 
 THREADS = 3
 
@@ -28,3 +34,28 @@ def test_p6_threads_that_ask_at_once_get_one_number() -> None:
                 assert all(found for _, found in answers)
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("constant", [GROUP_EMPTY, ERRORS_RETURN, INFO_ENV])
+def test_a_constant_outlives_its_free(constant: Handle) -> None:
+    copy = type(constant)(constant)
+    copy.Free()  # type: ignore[attr-defined]
+    assert not copy
+    constant.Free()  # type: ignore[attr-defined]
+    assert constant
+
+
+def test_a_group_without_ranks_is_the_empty_one() -> None:
+    assert Group.Union(GROUP_EMPTY, GROUP_EMPTY) == GROUP_EMPTY
+    assert GROUP_EMPTY.Incl([]) == GROUP_EMPTY
+    assert Group.Difference(GROUP_EMPTY, GROUP_EMPTY) == GROUP_EMPTY
+
+
+@pytest.mark.parametrize(("key", "value"), [("", "v"), ("k" * 256, "v"), ("k", ""), ("k", "v" * 1025)])
+def test_an_info_refuses_keys_and_values_that_are_empty_or_too_long(key: str, value: str) -> None:
+    info = Info.Create({"a": "1"})
+    with pytest.raises(MPIException):
+        info.Set(key, value)
+    with pytest.raises(TypeError):
+        info.Set("n", 3)  # type: ignore[arg-type]
+    assert info.items() == [("a", "1")]
