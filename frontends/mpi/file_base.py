@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from collectives import RondeError
+from frontends.mpi import objects
 from frontends.mpi.blocks import Block
 from frontends.mpi.comm import Intracomm
 from frontends.mpi.constants import (
@@ -121,19 +122,20 @@ class FileBase(Handling):
         flags = _flags(amode)
         peers = comm.peers.twin()
         first = peers.rank == 0
-        failed: Any = None
-        descriptor = -1
+        opened: list[int] = []
+
+        def open_it(flags: int) -> None:
+            opened.append(_system(os.open, filename, flags, 0o666))
+
         try:
-            if first:
-                descriptor = _system(os.open, filename, flags, 0o666)
-        except Exception as cause:  # noqa: BLE001 - the other ranks wait
-            failed = cause
-        failed = Intracomm.of(peers).bcast(failed)
-        if failed is not None:
+            _together(peers, lambda: open_it(flags) if first else None)
+            _together(peers, lambda: None if first else open_it(flags & ~(os.O_EXCL | os.O_CREAT)))
+        except BaseException:
+            for descriptor in opened:
+                os.close(descriptor)
             peers.close()
-            raise failed
-        if not first:
-            descriptor = _system(os.open, filename, flags & ~(os.O_EXCL | os.O_CREAT), 0o666)
+            raise
+        [descriptor] = opened
         mine = Intracomm.of(peers)
         hosts = {peers.process.world.members[rank].host for rank in peers.ranks}
         pointer = Segment.make(8, mine.bcast, first, mine.Barrier) if len(hosts) == 1 else None
@@ -151,11 +153,14 @@ class FileBase(Handling):
         body = self._known()
         _barrier(body)
         self._release()
-        if body.amode & MODE_DELETE_ON_CLOSE and body.peers.rank == 0:
-            _system(os.unlink, body.name)
-        _barrier(body)
-        body.peers.close()
         self._body = None
+        try:
+            if body.amode & MODE_DELETE_ON_CLOSE:
+                _together(body.peers, lambda: _system(os.unlink, body.name) if body.peers.rank == 0 else None)
+            else:
+                _barrier(body)
+        finally:
+            body.peers.close()
 
     def _release(self) -> None:
         body = self._known()
@@ -172,16 +177,17 @@ class FileBase(Handling):
     def Set_size(self, size: int) -> None:
         body = self._known()
         _barrier(body)
-        if body.peers.rank == 0:
-            _system(os.ftruncate, body.descriptor, size)
-        _barrier(body)
+        _together(body.peers, lambda: _system(os.ftruncate, body.descriptor, size) if body.peers.rank == 0 else None)
 
     def Preallocate(self, size: int) -> None:
-        if self.Get_size() < size:
-            self.Set_size(size)
-        else:
-            _barrier(self._known())
-            _barrier(self._known())
+        body = self._known()
+        _barrier(body)
+
+        def grow() -> None:
+            if self.Get_size() < size:
+                _system(os.ftruncate, body.descriptor, size)
+
+        _together(body.peers, lambda: grow() if body.peers.rank == 0 else None)
 
     def Get_size(self) -> int:
         return int(_system(os.fstat, self._known().descriptor).st_size)
@@ -224,9 +230,7 @@ class FileBase(Handling):
 
     def Sync(self) -> None:
         body = self._known()
-        if not body.amode & MODE_RDONLY:
-            _system(os.fsync, body.descriptor)
-        _barrier(body)
+        _together(body.peers, lambda: None if body.amode & MODE_RDONLY else _system(os.fsync, body.descriptor))
 
     # ---- views
 
@@ -299,10 +303,12 @@ class FileBase(Handling):
     def Seek_shared(self, offset: int, whence: int = SEEK_SET) -> None:
         body = self._known()
         _barrier(body)
-        if body.peers.rank == 0:
+
+        def seek() -> None:
             words = self._shared().memory.view(np.int64)
             words[0] = self._sought(int(words[0]), offset, whence)
-        _barrier(body)
+
+        _together(body.peers, lambda: seek() if body.peers.rank == 0 else None)
 
     def Get_position_shared(self) -> int:
         return int(self._shared().memory.view(np.int64)[0])
@@ -327,6 +333,18 @@ def _barrier(body: FileBody) -> None:
         raise failure(cause)  # noqa: B904 - its cause is the error
 
 
+def _together(peers: Peers, call: Callable[[], Any]) -> None:
+    """Make a call on all ranks, and wait for them. If it fails on a rank, all raise. Collective."""
+    failed: Exception | None = None
+    try:
+        call()
+    except Exception as cause:  # noqa: BLE001 - the other ranks wait
+        failed = cause
+    failures = [one for one in objects.allgather(peers, failed) if one is not None]
+    if failures:
+        raise failed or failures[0]
+
+
 def _own(kind: Datatype) -> Datatype:
     """A handle that the caller may free."""
     return Datatype(kind) if kind.is_predefined else Datatype.of(kind._known().twin())
@@ -336,6 +354,8 @@ def _transfer(body: FileBody, block: Block, offset: int, *, write: bool) -> int:
     """Read or write the elements of a block at an offset of the view; the bytes that were transferred."""
     if body.amode & (MODE_RDONLY if write else MODE_WRONLY):
         raise error("ERR_READ_ONLY" if write else "ERR_ACCESS", f"amode={body.amode}: does not allow it")
+    if offset < 0:
+        raise error("ERR_ARG", f"offset={offset}: must be 0 or more")
     start = offset * body.view.etype.size
     pieces = body.view.pieces(start, block.nbytes)
     if write:

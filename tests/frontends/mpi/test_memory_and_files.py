@@ -107,6 +107,55 @@ def test_a_file_that_is_missing_is_an_error_on_all_ranks(ranks: Run, tmp_path: P
     assert ranks(2, body) == [True, True]
 
 
+@pytest.mark.parametrize("name", ["Set_size", "Preallocate", "Seek_shared", "Close", "Open"])
+def test_an_error_of_a_collective_call_on_a_file_is_one_of_all_ranks(ranks: Run, tmp_path: Path, name: str) -> None:
+    """The first rank alone changes the file, or one rank cannot open it."""
+    path = tmp_path / "data"
+
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        if name != "Open":
+            mode = MPI.MODE_CREATE | MPI.MODE_WRONLY if name == "Close" else MPI.MODE_RDONLY
+            if name == "Close":
+                mode |= MPI.MODE_DELETE_ON_CLOSE
+            elif comm.rank == 0:
+                path.write_bytes(b"data")
+            comm.Barrier()
+            file = MPI.File.Open(comm, path, mode)
+            comm.Barrier()
+            if name == "Close" and comm.rank == 0:
+                path.unlink()
+        calls = {
+            "Set_size": lambda: file.Set_size(0),
+            "Preallocate": lambda: file.Preallocate(90),
+            "Seek_shared": lambda: file.Seek_shared(-1),
+            "Close": lambda: file.Close(),
+            "Open": lambda: MPI.File.Open(
+                comm, path if comm.rank == 0 else tmp_path / "no", MPI.MODE_CREATE | MPI.MODE_RDWR
+            ),
+        }
+        with pytest.raises(MPI.Exception):
+            calls[name]()
+        if name in ("Set_size", "Preallocate", "Seek_shared"):
+            file.Close()
+        return comm.allreduce(1)
+
+    assert ranks(2, body) == [2, 2]
+
+
+def test_a_place_before_the_beginning_of_a_file_is_refused(ranks: Run, tmp_path: Path) -> None:
+    def body(comm: Any) -> None:
+        MPI = mpi()
+        file = MPI.File.Open(comm, tmp_path / "data", MPI.MODE_CREATE | MPI.MODE_RDWR)
+        for call in (file.Read_at, file.Write_at, file.Iread_at):
+            with pytest.raises(MPI.Exception) as caught:
+                call(-1, bytearray(4))
+            assert caught.value.Get_error_class() == MPI.ERR_ARG
+        file.Close()
+
+    ranks(1, body)
+
+
 @pytest.mark.parametrize("transport", ["local", "shm"])
 def test_the_end_of_an_exposure_can_be_tested(ranks: Run, transport: str) -> None:
     def body(comm: Any) -> Any:
