@@ -13,7 +13,7 @@ import torch
 
 from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import Average, Handle, Handles, Reduction, check_linear, choose_op, communicator_of, full_name
-from frontends.torch.tensors import LIBRARY, form_of
+from frontends.torch.tensors import LIBRARY, MOVING, form_of
 
 __all__ = [
     "allgather_async",
@@ -158,14 +158,14 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Begin to concatenate the tensors of all ranks along the first dimension, which may differ."""
-    return LIBRARY.allgather(tensor, name, process_set)
+    return MOVING.allgather(tensor, name, process_set)
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """allgather_async of several tensors as one operation; its result is a list."""
-    return LIBRARY.grouped_allgather(tensors, name, process_set)
+    return MOVING.grouped_allgather(tensors, name, process_set)
 
 
 # broadcast
@@ -175,14 +175,14 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Begin to send the tensor of `root_rank`, a rank of the world, to all ranks of the set, into a new tensor."""
-    return LIBRARY.broadcast(tensor, None, root_rank, name, process_set)
+    return MOVING.broadcast(tensor, None, root_rank, name, process_set)
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """`broadcast_async` in place."""
-    return LIBRARY.broadcast(tensor, tensor, root_rank, name, process_set)
+    return MOVING.broadcast(tensor, tensor, root_rank, name, process_set)
 
 
 def broadcast_(
@@ -214,7 +214,7 @@ def alltoall_async(
     def finish(came: torch.Tensor, rows: Any) -> Any:
         return came if splits is None else (came, torch.from_numpy(rows).to(kind))
 
-    return LIBRARY.alltoall(tensor, given, name, process_set, finish)
+    return MOVING.alltoall(tensor, given, name, process_set, finish)
 
 
 # reducescatter

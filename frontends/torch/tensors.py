@@ -7,6 +7,7 @@ integers of the same size in between. A CUDA tensor is passed on unchanged: the 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -121,10 +122,19 @@ def _bits(kind: torch.dtype) -> torch.dtype:
     return torch.int16 if kind is torch.bfloat16 else torch.uint8
 
 
-def _empty_like(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    as_array(tensor, name)
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+def _library(moved: bool) -> Library:
+    def result(array: Any, like: torch.Tensor) -> torch.Tensor:
+        tensor = as_tensor(array)
+        return tensor if tensor.dtype is like.dtype else tensor.view(like.dtype)
+
+    def empty_like(tensor: torch.Tensor, name: str) -> torch.Tensor:
+        as_array(tensor, name, moved=moved)
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+    return Library(partial(as_array, moved=moved), partial(writable_array, moved=moved), result, empty_like)
 
 
-LIBRARY: Final = Library(as_array, writable_array, lambda array, _: as_tensor(array), _empty_like)
-"""Horovod's operations on torch tensors."""
+LIBRARY: Final = _library(moved=False)
+"""Horovod's operations that combine torch tensors."""
+MOVING: Final = _library(moved=True)
+"""Horovod's operations that move them."""

@@ -14,7 +14,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 import torch.distributed as dist  # noqa: E402
 
+import frontends.torch as hvd  # noqa: E402
 from tests.frontends.test_torch_distributed import all_gather_single, free_port, group  # noqa: E402
+from tests.worlds import Worlds  # noqa: E402
 
 Pools = Callable[[int], Pool]
 MOVED = ("float8_e8m0fnu", "float4_e2m1fn_x2", "complex32", "float8_e4m3fn", "bfloat16", "uint64")
@@ -146,6 +148,44 @@ def coalescing(path: str) -> None:
 
 def test_t9_dtypes(pool: Pools) -> None:
     pool(2).run(t9_dtypes, free_port())
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Any:
+    opened = Worlds()
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_t9_dtypes_in_horovods_operations(worlds: Worlds, name: str) -> None:
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip(f"this torch has no {name}")
+    item = dtype.itemsize
+
+    def moved(comm: Any) -> None:
+        octets = torch.arange(2 * item, dtype=torch.uint8)
+        x = (octets + 100 * comm.rank).view(dtype)
+        results = {
+            "broadcast": (hvd.broadcast(x, 1), [octets + 100]),
+            "broadcast in place": (hvd.broadcast_(x.clone(), 1), [octets + 100]),
+            "allgather": (hvd.allgather(x), [octets, octets + 100]),
+            "grouped_allgather": (hvd.grouped_allgather([x])[0], [octets, octets + 100]),
+            "alltoall": (
+                hvd.alltoall(x),
+                [(octets + 100 * peer)[comm.rank * item :][:item] for peer in range(comm.size)],
+            ),
+        }
+        for found, parts in results.values():
+            assert found.dtype is dtype
+            assert found.view(torch.uint8).tolist() == torch.cat(parts).tolist()
+        if name in ("complex32", "float4_e2m1fn_x2"):
+            with pytest.raises(TypeError, match="not combined"):
+                hvd.allreduce(x)
+
+    worlds.get("local", 2).run(moved)
 
 
 def test_t8_inference_mode(pool: Pools) -> None:
