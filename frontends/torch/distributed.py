@@ -389,12 +389,14 @@ class ProcessGroup(Described):
         """Make a group of some ranks of this one; None on other ranks. All ranks of this group must call it, those of
         one new group with the same ranks. `opts` and `device_types` are ignored.
 
-        Raises DistBackendError if the ranks cannot connect.
+        Raises ValueError for ranks that this group does not have, DistBackendError if the ranks cannot connect.
         """
         self._splits += 1
-        if self.rank() not in new_ranks:
-            return None
         ranks = list(new_ranks)
+        if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size())):
+            raise ValueError(f"new_ranks={ranks}: must be different ranks of this group, 0 to {self.size() - 1}")
+        if self.rank() not in ranks:
+            return None
         members = "_".join(map(str, ranks))
         name = group_name or f"{self.group_name}:split:{self._splits}:{members}"
         store = dist.PrefixStore(f"{name}:{members}/", self._store)  # torch 2.9 gives all groups one name

@@ -249,6 +249,9 @@ def split(path: str) -> None:
             dist.broadcast(x, 2, group=again)
             assert x.item() == 4
         dist.group.WORLD.bound_device_id = None
+        for wrong in ([0, size], [0, 0], [-1]):
+            with pytest.raises(ValueError, match=r"new_ranks=.* 0 to 2"):
+                dist.group.WORLD.split_group(wrong)
         raw = dist.group.WORLD.split_group(list(range(size)))
         raw.allreduce(x).wait()
         raw.shutdown()
