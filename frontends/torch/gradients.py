@@ -59,12 +59,19 @@ class Gradient:
         self.number = number
         self.parameter = parameter
         self.name = name
-        self.group: Group | None = None
-        self.slot: Slot | None = None
         self.begun = False
         self.kind = MISSING
         self.dense = False
-        self.small = parameter.nbytes <= _SMALL
+        self.group: Group | None
+        self.slot: Slot | None
+        self.small: bool
+        self.lie_in(None)
+
+    def lie_in(self, group: Group | None) -> None:
+        """Travel with a group from now on, or alone."""
+        self.group = group
+        self.slot = None if group is None else group.slots.get(self.parameter)
+        self.small = self.parameter.nbytes <= _SMALL
 
     def give_kind(self) -> None:
         """Give a gradient that this rank did not have the kind that the others have: none, sparse or dense."""
@@ -115,16 +122,22 @@ class Memory:
 class Slot:
     """Memory of one parameter's gradient."""
 
-    __slots__ = ("_memory", "_parameter", "_shape", "_start", "_stride", "address")
+    __slots__ = ("_dtype", "_memory", "_parameter", "_shape", "_start", "_stride", "address")
 
     def __init__(self, parameter: Parameter, memory: Memory, start: int) -> None:
         """`start` is the number of the first element."""
         self._parameter = parameter
         self._memory = memory
         self._start = start
-        self._shape, self._stride = parameter.shape, parameter.stride()
+        self._shape, self._stride, self._dtype = parameter.shape, parameter.stride(), parameter.dtype
         self.address = memory.address + start * memory.itemsize
         memory.slots.append(self)
+
+    @property
+    def fits(self) -> bool:
+        """False once the parameter has another dtype or shape, or is on a device."""
+        parameter = self._parameter
+        return bool(parameter.dtype is self._dtype and parameter.shape == self._shape and parameter.is_cpu)
 
     @property
     def holds_gradient(self) -> bool:

@@ -68,6 +68,10 @@ class Roster:
         self._members = Members(self.names, forms)
         return True
 
+    def forget(self) -> None:
+        """Take the parameters anew at the next `follow`: one has changed."""
+        self._keys = None
+
     def unite(self, kinds: Sequence[int], process_set: ProcessSet, wishes: int = 0) -> Union:
         """Return the kinds of gradients that the ranks have together. Collective.
 

@@ -107,6 +107,8 @@ class GradientReduction:
         self._grouped: Communicator | None = None
         """The communicator whose ranks use the groups."""
         self._pending: list[_Pending] = []
+        self._checked = False
+        """True once the groups' memory is known to fit the parameters, in this step."""
         self._combined = False
         self._same_order = True
         """True if all ranks list the parameters in the same order."""
@@ -214,6 +216,7 @@ class GradientReduction:
             gradient.kind = MISSING
         for group in self._groups:
             group.start_over()
+        self._checked = False
         self._combined = False
 
     def _take_parameters(self) -> None:
@@ -286,18 +289,26 @@ class GradientReduction:
             self._reduce_group(group)
 
     def _leave_old_groups(self) -> None:
-        """After a change of the ranks, use no groups until all ranks make new ones: newcomers have none."""
-        if self._groups and self._grouped is not communicator_of(self._process_set):
+        """After a change of the ranks, use no groups until all ranks make new ones: newcomers have none. The same after
+        a change of a parameter, such as by `model.bfloat16()`, which shows at the first gradient of a step."""
+        if not self._groups:
+            return
+        if self._grouped is not communicator_of(self._process_set):
             self._use([])
+        elif not self._checked:
+            self._checked = True
+            if not all(slot.fits for group in self._groups for slot in group.slots.values()):
+                self._use([])
+                self._roster.forget()
 
     def _use(self, groups: list[Group]) -> None:
         self._groups, self._grouped = groups, communicator_of(self._process_set)
         for gradient in self._gradients:
-            gradient.group = gradient.slot = None
+            gradient.lie_in(None)
         for group in groups:
             group.members = [self._of[id(parameter)] for parameter in group.parameters]
             for gradient in group.members:
-                gradient.group, gradient.slot = group, group.slots.get(gradient.parameter)
+                gradient.lie_in(group)
 
     def _arrange(self) -> None:
         """Make groups of the gradients that are dense, and give memory to them. Collective.

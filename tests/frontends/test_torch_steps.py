@@ -154,6 +154,31 @@ def test_a_rank_that_replaces_its_gradient_after_backward_gets_that_of_all(
     assert world.run(steps) == [[7.0, 6.0, 5.0]] * SIZE
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("change", ["dtype", "shape", "both"])
+def test_parameters_may_change_their_dtype_and_shape(world: World, options: str, change: str) -> None:
+    def steps(comm: Any) -> list[Any]:
+        one, other = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))
+        named = [("one", one), ("other", other)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one, other], lr=1.0), named, **OPTIONS[options])
+        for step in range(5):
+            if step == 2 and change != "shape":
+                one.data = one.data.double()
+            if step == 2 and change != "dtype":
+                other.data = torch.zeros(4, 5)
+            optimizer.zero_grad()
+            ((2 * comm.rank * one / 3).sum() + (2 * comm.rank * other).sum()).backward()
+            optimizer.step()
+        assert (one.grad.dtype, other.grad.shape) == (one.dtype, other.shape)
+        return [one.grad.tolist(), other.grad.flatten().tolist(), one.dtype]
+
+    first, second = world.run(steps)
+    assert first == second
+    precise = first[2] is torch.float64 and "fp16" not in options
+    assert first[0] == pytest.approx([1 / 3] * 2, rel=1e-15 if precise else 1e-3)
+    assert set(first[1]) == {1.0}
+
+
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_passes_that_change_between_backward_and_step_hold_from_the_next_step_on(world: World, op: Any) -> None:
     def steps(comm: Any) -> list[float]:
