@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -110,6 +111,14 @@ class DiLoCo:
             if value < low or (high is not None and value > high):
                 allowed = f"{low} or more" if high is None else f"from {low} to {high}, as every={every}"
                 raise ValueError(f"{argument}={value}: must be {allowed}")
+        given: tuple[tuple[str, object, type], ...] = (
+            ("keep", keep, Real),
+            ("outer", outer, Nesterov),
+            ("compression", compression, Compressor),
+        )
+        for argument, found, kind in given:
+            if found is not None and not isinstance(found, kind):
+                raise TypeError(f"{argument}={found!r}: must be a {kind.__name__}, or None")
         self._keep = (0.5 if delay else 0.0) if keep is None else keep
         if not 0 <= self._keep < 1:
             raise ValueError(f"keep={keep!r}: must be 0 or more and less than 1")

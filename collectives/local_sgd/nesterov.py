@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,8 @@ class Nesterov:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr!r}: must be more than 0")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr={self.lr!r}: must be a finite number above 0")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum!r}: must be 0 or more and less than 1")
 

@@ -207,8 +207,9 @@ class Synchronizer:
         The change counts as computed on the version that was pulled last. It is lost if ranks are lost before it
         arrives.
 
-        Raises KeyError for an unknown name, ValueError for a bad shape or weight, FloatingPointError for a change that
-        is not finite: nothing is sent then. RuntimeError on a server, or before `start`. The errors of a communicator.
+        Raises KeyError for an unknown name, ValueError or TypeError for a bad shape, dtype or weight,
+        FloatingPointError for a change that is not finite: nothing is sent then. RuntimeError on a server, or before
+        `start`. The errors of a communicator.
         """
         self._check_worker("push")
         change = self._checked(name, delta, weight)
@@ -240,11 +241,14 @@ class Synchronizer:
         newer_than   wait until the version is higher than this, such as `versions[name]`; or until ranks are lost:
                      versions grow then too
 
-        Raises KeyError for an unknown name, RuntimeError on a server, or before `start`. DeadlineExceeded after
-        `timeout`, with the communicator aborted; the errors of a communicator.
+        Raises KeyError for an unknown name, TypeError for a version that is no int: nothing is sent then. RuntimeError
+        on a server, or before `start`. DeadlineExceeded after `timeout`, with the communicator aborted; the errors of a
+        communicator.
         """
         self._check_worker("pull")
         self._check_name(name)
+        if newer_than is not None and (isinstance(newer_than, bool) or not isinstance(newer_than, int | np.integer)):
+            raise TypeError(f"newer_than={newer_than!r}: must be an int, such as versions[{name!r}]")
         return self._pull([name], newer_than)[name]
 
     def pull_all(self) -> Any:
@@ -285,8 +289,10 @@ class Synchronizer:
         self._check_name(name)
         if not 0 < weight < math.inf:
             raise ValueError(f"weight={weight!r}: must be a finite number above 0")
-        form = self._initial[name]
-        change = np.array(delta, form.dtype)
+        form, given = self._initial[name], np.asarray(delta)
+        if given.dtype.kind not in "fiub" and not is_small_float(given.dtype):
+            raise TypeError(f"delta: is of {given.dtype}, must be of real numbers")
+        change = np.array(given, form.dtype)
         if change.shape != form.shape:
             raise ValueError(f"delta: is of shape {change.shape}, must be {form.shape}, that of {name!r}")
         if not np.isfinite(change).all():

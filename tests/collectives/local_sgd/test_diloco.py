@@ -401,6 +401,9 @@ def test_workers_with_different_arguments_are_told() -> None:
         ({"every": 5, "delay": 5}, r"delay=5: must be from 0 to 4, as every=5"),
         ({"delay": 1.5}, r"delay=1.5: must be an int"),
         ({"keep": 1}, r"keep=1: must be 0 or more and less than 1"),
+        ({"keep": "half"}, r"keep='half': must be a Real, or None"),
+        ({"outer": 0.7}, r"outer=0.7: must be a Nesterov, or None"),
+        ({"compression": "int8"}, r"compression='int8': must be a Compressor, or None"),
         ({"fragments": 50}, r"fragments=50: must be at most 39"),
     ],
 )
@@ -410,8 +413,9 @@ def test_bad_arguments(options: dict[str, Any], error: str) -> None:
 
 
 def test_bad_parameters() -> None:
-    with pytest.raises(ValueError, match="lr=0: must be more than 0"):
-        Nesterov(lr=0)
+    for rate in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"lr={rate}: must be a finite number above 0"):
+            Nesterov(lr=rate)
     with pytest.raises(ValueError, match="momentum=1: must be 0 or more and less than 1"):
         Nesterov(momentum=1)
     with pytest.raises(TypeError, match=r"params\['n'\]: is of int64; only floats can be averaged"):

@@ -486,6 +486,12 @@ def test_bad_calls_leave_it_usable() -> None:
                 sync.push_all({**tree(), "scale": np.float32("nan")})
             with pytest.raises(ValueError, match="weight=0: must be a finite number above 0"):
                 sync.push("scale", 1.0, 0)
+            for delta in (1j, "text", None):
+                with pytest.raises(TypeError, match=r"delta: is of .*, must be of real numbers"):
+                    sync.push("scale", delta)
+            for version in ("1", 1.5, True):
+                with pytest.raises(TypeError, match=rf"newer_than={version!r}: must be an int"):
+                    sync.pull("scale", newer_than=version)
             sync.push("scale", 2.0)
         return float(sync.finish()["scale"])
 
