@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import agree, as_horovod, communicator_of, in_order, root_in
+from frontends.horovod import DENSE, Fact, agree, as_horovod, communicator_of, in_order, root_in
 from frontends.mxnet.library import mx
 from frontends.mxnet.tensors import LIBRARY
 
@@ -22,22 +22,22 @@ def broadcast_parameters(
              first forward pass
     prefix   of the names by which ranks match the parameters
 
-    Raises ValueError for another type or a bad root, and on every rank if the names show that ranks list the same
-    parameters in different orders; RuntimeError for a parameter that is not initialized,
+    Raises ValueError for another type or a bad root, and on every rank if the keys of a dict differ, or the names show
+    that ranks list the same parameters in different orders; RuntimeError for a parameter that is not initialized,
     HorovodInternalError if the ranks' parameters differ in shape or type.
     """
     pairs: list[tuple[Any, Any]]
     if isinstance(params, mx.gluon.ParameterDict):
         pairs = list(enumerate(params.values()))
+        facts = in_order(str(value.name) for _, value in pairs)
     elif isinstance(params, Mapping):
         pairs = sorted(params.items())
+        facts = [Fact(str(key), str(key), "", DENSE) for key, _ in pairs]
     else:
         raise ValueError(f"params: must be a dict or a ParameterDict, not {type(params).__name__}")
     root_in(process_set, root_rank)
     with as_horovod():
-        agree(
-            communicator_of(process_set), "parameters", in_order(str(getattr(one, "name", key)) for key, one in pairs)
-        )
+        agree(communicator_of(process_set), "parameters", facts)
     waiting = []
     for key, value in pairs:
         name = f"{prefix or ''}{key}"
@@ -56,12 +56,13 @@ def broadcast_parameters(
 
 
 def _broadcast_when_initialized(parameter: Any, root_rank: int, name: str, process_set: ProcessSet) -> None:
-    """Make a parameter broadcast its values once, right after MXNet has initialized it."""
-    initialize = parameter._init_impl
+    """Make a parameter broadcast its values once, right after MXNet has initialized it: from the root that was told
+    last."""
+    initialize = type(parameter)._init_impl
 
     def initialize_and_broadcast(*args: Any, **kwargs: Any) -> None:
         del parameter._init_impl  # the method of the class again
-        initialize(*args, **kwargs)
+        initialize(parameter, *args, **kwargs)
         arrays = parameter.list_data()
         LIBRARY.broadcast(arrays[0], arrays[0], root_rank, name, process_set).synchronize()
         _copy_to_others(arrays)

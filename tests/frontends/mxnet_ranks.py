@@ -149,6 +149,22 @@ def process_sets(hvd: Any, mx: Any) -> None:
     assert (digests[0] == digests[2], digests[0] == digests[1]) == (True, False)
 
 
+def beginnings(hvd: Any, mx: Any) -> None:
+    """Parameters that are broadcast later, told twice; and dicts with different keys."""
+    rank = hvd.rank()
+    net = mx.gluon.nn.Dense(2)
+    net.initialize(mx.init.Constant(rank + 1))
+    hvd.broadcast_parameters(net.collect_params())
+    hvd.broadcast_parameters(net.collect_params(), root_rank=1)
+    net(mx.nd.ones((1, 3)))
+    same(net.weight.data(), np.full((2, 3), 2))
+    net.weight.set_data(mx.nd.full((2, 3), rank))  # nothing is broadcast any more
+    net(mx.nd.ones((1, 3)))
+    same(net.weight.data(), np.full((2, 3), rank))
+    with pytest.raises(ValueError, match="'c': rank 0 does not have it"):
+        hvd.broadcast_parameters({"a": mx.nd.ones((2,)), "c" if rank else "b": mx.nd.ones((2,))})
+
+
 def stale_gradients(hvd: Any, mx: Any) -> None:
     """A rank that computes no gradient of a parameter would keep it as it was, while the other ranks change it."""
     rank = hvd.rank()

@@ -70,6 +70,10 @@ def test_a_gradient_that_is_stale_on_some_ranks_is_refused_on_all(pool: Pools) -
     pool(3).run(in_world, mxnet_ranks.stale_gradients, ranks=2)
 
 
+def test_beginnings(pool: Pools) -> None:
+    pool(3).run(in_world, mxnet_ranks.beginnings, ranks=2)
+
+
 def test_errors(pool: Pools) -> None:
     pool(3).run(in_world, mxnet_ranks.errors, ranks=2)
 
