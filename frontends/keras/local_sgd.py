@@ -22,9 +22,11 @@ __all__ = ["DiLoCo", "DiLoCoCallback", "LocalSGD", "Nesterov"]
 
 class _Variables(local_sgd.Library):
     def leaves(self, params: Any) -> list[tuple[str, Any]]:
-        if isinstance(params, keras.Model):
-            params = params.trainable_variables
-        return list(leaves(params, kinds=(keras.Variable,)))
+        if not isinstance(params, keras.Model):
+            return list(leaves(params, kinds=(keras.Variable,)))
+        # by their places among all weights, which are alike on all ranks, and stay when layers are frozen or unfrozen
+        places = {id(variable): place for place, variable in enumerate(params.weights)}
+        return [(str(places[id(variable)]), variable) for variable in params.trainable_variables]
 
     def read(self, leaf: Any) -> Array:
         return np.asarray(keras.ops.convert_to_numpy(leaf))

@@ -463,4 +463,10 @@ def local_sgd() -> None:
     assert keras.ops.convert_to_numpy(variables[0]).tolist() == [2.0, 2.0]
     with pytest.raises(TypeError, match=r"must be \w+ or a dict, list or tuple, not ndarray"):
         LocalSGD([np.zeros(2)])
+    layers = [keras.layers.Dense(2, trainable=number < 2) for number in range(3)]
+    alike = keras.Sequential([keras.Input((2,)), *layers])
+    local = LocalSGD(alike, every=1)
+    local.start(alike)
+    layers[0].trainable, layers[2].trainable = False, True  # as many variables of the same shapes
+    raises(ValueError, "differs from the tree that was given at first", local.step, alike)
     hvd.shutdown()
