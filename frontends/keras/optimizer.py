@@ -101,6 +101,7 @@ def DistributedOptimizer(
         process_set=process_set,
         scales_local=scale_local_gradients,
         named=name is not None,
+        local=set(optimizer._ronde.local) if isinstance(optimizer, _Combining) else set(),
     )
     if LEGACY:
         return _distribute_tf_keras(optimizer, settings)
@@ -141,7 +142,7 @@ def PartialDistributedOptimizer(
     for layer in layers:
         if not layer.built:
             raise ValueError(f"local_layers: {layer.name} has no variables yet; build the model before")
-        for variable in layer.trainable_variables:
+        for variable in layer.variables:  # also of a layer that is unfrozen later
             distributed.register_local_var(variable)
     return distributed
 

@@ -104,11 +104,14 @@ def PartialDistributedGradientTape(
 
 
 def variables_of(layers: Any) -> list[Any]:
-    """Return the trainable variables of one layer or several. Raises TypeError for an object that is not a layer."""
+    """Return the variables of one layer or several, also those that are frozen: they may be unfrozen later.
+
+    Raises TypeError for an object that is not a layer.
+    """
     if layers is None:
         return []
     chosen = list(layers) if isinstance(layers, Iterable) else [layers]
-    strange = [layer for layer in chosen if not hasattr(layer, "trainable_weights")]
+    strange = [layer for layer in chosen if not hasattr(layer, "weights")]
     if strange:
         raise TypeError(f"local_layers: must be Keras layers, not {type(strange[0]).__name__}")
-    return [variable for layer in chosen for variable in layer.trainable_weights]
+    return [variable for layer in chosen for variable in layer.weights]

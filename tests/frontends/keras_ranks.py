@@ -338,7 +338,10 @@ def special_gradients() -> None:
     model = small_model(0)
     first, last = model.layers
     kept = weights(model)
+    first.trainable = False
     optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=first)
+    first.trainable = True
+    optimizer = hvd.DistributedOptimizer(optimizer)  # with other options, for example
     ones = [keras.ops.ones(variable.shape) * (rank + 1) for variable in model.trainable_variables]
     optimizer.apply(ones, model.trainable_variables)
     local, mean = (rank + 1) / size, (size + 1) / 2

@@ -174,7 +174,7 @@ def parts_of_models(rank: int, size: int) -> None:
         np.testing.assert_allclose(three, rows)
 
     class Layer:
-        trainable_weights = (own,)
+        weights = (own,)
 
     with tf.GradientTape() as tape:
         loss = (rank + 1) * tf.reduce_sum(shared + own)
