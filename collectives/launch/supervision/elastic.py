@@ -23,7 +23,7 @@ from collectives.launch.supervision.control import ControlSocket
 from collectives.membership import Change, History, ask_to_leave, set_bounds
 from collectives.scaling import Plan
 from transports.errors import ConfigError, RondeError
-from transports.interfaces import canonical, interfaces
+from transports.interfaces import canonical, interfaces, is_this_host
 from transports.rendezvous import first_meeting, give_up
 from transports.store import Store
 
@@ -267,12 +267,19 @@ class ElasticJob:
     def _on_lost_store(self, text: str) -> None:
         self._end(1, f"the store of the job failed: {text}")
 
+    def _host_of_name(self, text: str) -> str:
+        """The name that a host of the job has here: a command on this machine may know it by another of its names."""
+        name = canonical(text)
+        if name not in self.places and is_this_host(name):
+            return next((known for known, place in self.places.items() if place.is_here), name)
+        return name
+
     def _answer(self, request: dict[str, Any]) -> dict[str, str]:
         """Answer a command, see `control`."""
         match request:
             case {"drain": str(name)}:
                 try:
-                    numbers = self.plan.drain(canonical(name), "ronde drain")
+                    numbers = self.plan.drain(self._host_of_name(name), "ronde drain")
                 except KeyError:
                     known = ", ".join(self.places) or "none"
                     raise ConfigError(f"host {name!r}: is not known; hosts: {known}") from None

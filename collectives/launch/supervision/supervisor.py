@@ -156,6 +156,13 @@ class _Supervisor(Listener):
 
     def run(self) -> int:
         """Run the job to its end; the exit code. Raises StartError, ConfigError, RendezvousError."""
+        try:
+            return self._run()
+        except StartError as error:
+            self._code = error.code  # agents are told it, as launchers on other nodes have it for theirs
+            raise
+
+    def _run(self) -> int:
         if self._elastic is not None:
             self._elastic.open()
             self._limit_time()

@@ -14,8 +14,12 @@ from typing import Any
 import pytest
 
 from collectives.folders import runtime_folders
+from collectives.launch.hosts import Ssh, StoreKeeper
+from collectives.launch.job import Elastic, fixed, parse_list
 from collectives.launch.supervision import control
 from collectives.launch.supervision.control import ControlSocket
+from collectives.launch.supervision.elastic import ElasticJob
+from collectives.scaling import Terms
 from frontends.command_line import cli
 from transports.errors import ConfigError
 
@@ -134,3 +138,17 @@ def test_a_folder_of_somebody_else_is_refused(runtime: Path, monkeypatch: pytest
         ControlSocket(selector, "0a", answer)
     with pytest.raises(ConfigError, match="does not belong to this user"):
         control.ask_job("0a", {})
+
+
+@pytest.mark.parametrize("name", ["localhost", socket.gethostname(), "127.0.0.1", "::1", "LOCALHOST."])
+@pytest.mark.parametrize("known", ["localhost", socket.gethostname()])
+def test_this_machine_is_drained_by_any_of_its_names(known: str, name: str) -> None:
+    hosts = parse_list(f"{known}:2,h2")
+    with selectors.DefaultSelector() as selector, contextlib.closing(StoreKeeper({})) as keeper:
+        terms = Elastic(Terms(1), fixed(hosts), Ssh())
+        job = ElasticJob(terms, "0a", selector, keeper, lambda text: None, lambda code, reason: None)
+        with contextlib.closing(job):
+            job._on_found(hosts)
+            assert job._answer({"drain": name}) == {"text": f"host {name}: no process runs there"}
+            with pytest.raises(ConfigError, match=rf"host 'h3': is not known; hosts: {known}, h2"):
+                job._answer({"drain": "h3"})

@@ -148,6 +148,12 @@ def test_a_program_that_one_node_does_not_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_program_that_no_node_has_or_may_run() -> None:
+    with nodes(2, "", "--", "/") as launchers:
+        assert [launcher.finish()[0] for launcher in launchers] == [126, 126]
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(("victim", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGINT)])
 def test_a_node_that_dies_ends_the_others(victim: int, number: signal.Signals) -> None:
     with nodes(2, SLEEP, "--host-timeout", "3", "--grace", "1") as launchers:
