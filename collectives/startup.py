@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex
 
 from collectives import membership
 from collectives.communicator import Communicator
@@ -229,11 +230,24 @@ def _find_place(
             raise ConfigError(f"init: join=True, rank={rank!r}, size={size!r}: give a newcomer the store alone")
     elif missing:
         raise ConfigError(f"init: {', '.join(missing)} missing; rank, size and store must be given together")
-    assert store is not None
+    else:
+        rank, size = _whole("rank", rank, 0), _whole("size", size, 1)
+        if rank >= size:
+            raise ConfigError(f"init: rank={rank}: must be less than size={size}")
     if isinstance(store, str):
-        store = open_store(store, secret, deadline, tls=settings.load_tls())
+        store = open_store(store, secret, deadline, tls=settings.load_tls(), size=size or 1)
         resources.callback(store.close)
+    elif not isinstance(store, Store):
+        raise ConfigError(f"init: store={store!r}: must be a Store, or the URL of one")
     return _Place(rank, size, store, secret)
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    """An argument as an integer: one of NumPy is taken, a text such as os.environ["RANK"] is not. Raises
+    ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
+        raise ConfigError(f"init: {name}={value!r}: must be an integer, {least} or more")
+    return operator.index(value)
 
 
 def _place_by_launcher(

@@ -103,6 +103,13 @@ def test_misspelt_variables_are_found() -> None:
     [
         ({"rank": 0}, "size, store missing; rank, size and store must be given together"),
         ({"rank": 0, "size": 1, "store": "ftp://x"}, "ftp"),
+        ({"rank": 0, "size": 2, "store": "memory:"}, "store='memory:': is in this process alone, where 2 ranks"),
+        ({"rank": "0", "size": 2, "store": "memory:"}, "init: rank='0': must be an integer, 0 or more"),
+        ({"rank": True, "size": 2, "store": "memory:"}, "init: rank=True: must be an integer"),
+        ({"rank": 0, "size": "2", "store": "memory:"}, "init: size='2': must be an integer, 1 or more"),
+        ({"rank": 0.0, "size": 1, "store": "memory:"}, "init: rank=0.0: must be an integer"),
+        ({"rank": 2, "size": 2, "store": "memory:"}, "init: rank=2: must be less than size=2"),
+        ({"rank": 0, "size": 1, "store": 5}, "init: store=5: must be a Store, or the URL of one"),
         ({"config": 3}, "config=3: must be a Config or a mapping"),
         ({"config": Config(), "transport": "tcp"}, "transport='tcp': give it in the Config"),
         ({"transport": "nccl2"}, "transport='nccl2': unknown"),

@@ -58,7 +58,7 @@ class GivenByHand(Way):
         if self._url.startswith("tcp:"):
             assert secret is not None
             return self._at_address(secret, meeting), secret
-        store = open_store(self._url, b"", meeting.deadline)
+        store = open_store(self._url, b"", meeting.deadline, size=meeting.size)
         meeting.resources.callback(store.close)
         store = store.prefixed(f"job-{hashlib.sha256(meeting.job.encode()).hexdigest()[:16]}")
         if secret is None:

@@ -35,10 +35,12 @@ REGROUPS: Final = 1 << 32
 # The store
 
 
-def open_store(url: str, secret: bytes, deadline: float, *, tls: Tls | None = None, purpose: bytes = PURPOSE) -> Store:
+def open_store(
+    url: str, secret: bytes, deadline: float, *, tls: Tls | None = None, purpose: bytes = PURPOSE, size: int = 1
+) -> Store:
     """The store at `url`: tcp://host:port (tried until `deadline`), file:///directory, or memory: (a new one,
     for one rank). The caller closes it. For tcp: `tls` has the certificates, if the server uses TLS, and `purpose` is
-    that of the server.
+    that of the server. `size`: number of ranks that are to meet in it.
 
     No I/O: a store that cannot be reached fails on first use. Raises ConfigError for any other URL.
     """
@@ -53,6 +55,8 @@ def open_store(url: str, secret: bytes, deadline: float, *, tls: Tls | None = No
 
             return FileStore(url2pathname(parts.path))
     if url == "memory:":
+        if size > 1:
+            raise ConfigError(f"store={url!r}: is in this process alone, where {size} ranks cannot meet")
         return MemoryStore()
     raise ConfigError(f"store={url!r}: must be {STORES}")
 
