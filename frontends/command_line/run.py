@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import socket
 import sys
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from collectives.config import PREFIX, Config, Settings
 from collectives.launch.hosts import Srun, Ssh, StoreKeeper, folder_here
@@ -87,6 +88,8 @@ _MORE: Final = (
     *("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range", "spares", "leave_timeout"),
     "preemption_file",
 )
+_OPTION: Final = re.compile("(--.*|-[^-cmWX]*)([cmWX]?)(.*)", re.DOTALL)
+"""An option of Python: letters, at last one with a value, and the value; or a long one."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -532,10 +535,25 @@ def as_command(words: Sequence[str], *, mpi4py: bool = False) -> list[str]:
         return command
     if not Path(command[0]).name.startswith("python"):
         raise ConfigError(f"--mpi4py: {command[0]}: must be a file that ends in .py, or python with a program")
-    program = next(
-        (i for i, word in enumerate(command) if i and (word in ("-m", "-c") or word[:1] != "-")), len(command)
-    )
-    return [*command[:program], "-m", "ronde.mpi", *command[program:]]
+    options, program = _options_and_program(command[1:])
+    if program[:1] in ([], ["-"]):
+        raise ConfigError(f"--mpi4py: {' '.join(command)}: names no program: a file, or one by -m or -c")
+    return [command[0], *options, "-m", "ronde.mpi", *program]
+
+
+def _options_and_program(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of Python as its options, and the program: a file, or -m or -c with what follows. See python(1):
+    letters may stand together, and the value of -W and -X in a word of its own."""
+    options, at = list[str](), 0
+    while at < len(words) and words[at][:1] == "-" and words[at] != "-":
+        letters, last, value = cast(re.Match[str], _OPTION.fullmatch(words[at])).groups()
+        if last in ("c", "m"):
+            given = [value] if value else []
+            return [*options, *([letters] if letters != "-" else [])], [f"-{last}", *given, *words[at + 1 :]]
+        used = 2 if (last and not value) or words[at] == "--check-hash-based-pycs" else 1
+        options += words[at : at + used]
+        at += used
+    return options, list(words[at:])
 
 
 def check_file(words: Sequence[str]) -> None:

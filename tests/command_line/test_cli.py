@@ -166,6 +166,10 @@ def test_command_to_execute(words: list[str], command: list[str]) -> None:
         (["train.py", "-x"], [sys.executable, "-m", "ronde.mpi", "train.py", "-x"]),
         (["python", "-u", "train.py"], ["python", "-u", "-m", "ronde.mpi", "train.py"]),
         (["/bin/python3", "-m", "module", "-m"], ["/bin/python3", "-m", "ronde.mpi", "-m", "module", "-m"]),
+        (["python", "-W", "error", "-m", "m", "-c"], ["python", "-W", "error", "-m", "ronde.mpi", "-m", "m", "-c"]),
+        (["python", "-X", "dev", "train.py"], ["python", "-X", "dev", "-m", "ronde.mpi", "train.py"]),
+        (["python", "-Werror", "-uc", "pass"], ["python", "-Werror", "-u", "-m", "ronde.mpi", "-c", "pass"]),
+        (["python", "-mtimeit"], ["python", "-m", "ronde.mpi", "-m", "timeit"]),
         ([], []),
     ],
 )
@@ -173,6 +177,12 @@ def test_command_that_finds_ronde_under_the_name_of_mpi4py(words: list[str], com
     assert run_command.as_command(words, mpi4py=True) == command
     with pytest.raises(ConfigError, match="pytest"):
         run_command.as_command(["pytest"], mpi4py=True)
+
+
+@pytest.mark.parametrize("words", [["python"], ["python", "-"], ["python", "-W"], ["python", "--version"]])
+def test_mpi4py_needs_a_program(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"^--mpi4py: {' '.join(words)}: names no program"):
+        run_command.as_command(words, mpi4py=True)
 
 
 def test_settings_become_variables() -> None:
