@@ -317,7 +317,8 @@ class PlannedCalls:
         assert key is not None
         array = space.array(x, records=any(isinstance(each, Op) for each in key))
         result: Result | None = None
-        if collective.in_place and (collective.receives is None or collective.receives(key)):
+        receives = collective.receives is None or collective.receives(key)
+        if collective.in_place and receives:
             read_only = out is x and isinstance(x, _ndarray) and not x.flags.writeable
             if read_only and collective.keeps is not None and collective.keeps(key):
                 source = space.flat(array)
@@ -326,9 +327,11 @@ class PlannedCalls:
                 source, result = space.pair(x, array, out)
         else:
             source = space.flat(array)
+            if receives:  # before the call is planned: a copy is in no window, where other ranks would read
+                source = space.apart(source, out)
         planned = self.find(collective, array, source, None if result is None else result.flat, key)
         if result is None and planned.shape is not None:
-            result, source = space.result(out, planned.shape, array.dtype, x), space.apart(source, out)
+            result = space.result(out, planned.shape, array.dtype, x)
         return ArrayJob(planned, source, result, seconds)
 
     def find(self, collective: Collective, array: Any, source: Any, target: Any, key: tuple[Any, ...]) -> PlannedCall:

@@ -87,6 +87,26 @@ def test_results(transport: str, size: int) -> None:
         world.run(rank)
 
 
+@pytest.mark.parametrize("transport", ["local", "shm"])
+def test_results_in_the_memory_that_other_ranks_read(transport: str) -> None:
+    """A contribution that the result would be written over is copied first."""
+    size, rows = 3, 30_000
+
+    def body(comm: Communicator) -> None:
+        x = comm.empty(size * rows)
+        for at in range(size):
+            x[:] = np.arange(size * rows) + comm.rank
+            out = x[at * rows : (at + 1) * rows]
+            comm.reduce_scatter(x, out=out)
+            np.testing.assert_array_equal(out, 3.0 * np.arange(size * rows).reshape(size, -1)[comm.rank] + 3)
+        assert "reduce_scatter" not in used(comm)
+        comm.reduce_scatter(x)
+        assert "reduce_scatter" in used(comm)
+
+    with world_of(transport, size) as world:
+        world.run(body)
+
+
 def test_where_memory_cannot_be_shared_arrays_are_ordinary() -> None:
     def rank(comm: Communicator) -> None:
         compute(comm, 12, np.dtype(np.float32))
