@@ -15,6 +15,8 @@ import time
 from types import TracebackType
 from typing import Any, Final
 
+import numpy as np
+
 from collectives.jit import Allocation, ArrayKeeper, MachineCode, load
 from transports.arenas import HANDLER, PAGE, Arena, supported
 from transports.errors import ConfigError
@@ -22,6 +24,8 @@ from transports.errors import ConfigError
 LEAST_BYTES: Final = 1 << 16
 """The smallest array that is born shared."""
 _LEAST_LIMIT: Final = 1 << 20
+_MOST_LIMIT: Final = 1 << 62
+"""Bytes: an address has 63 bits."""
 _PART_OF_MEMORY: Final = 2
 """The default limit is the memory of the machine, divided by this."""
 _KEPT_BYTES: Final = 256 << 20
@@ -75,11 +79,11 @@ def share_arrays(limit: int | None = None) -> SharedArrays:
     Raises ConfigError on a system without memfd_create, without Numba (`ronde[jit]`), or if the memory cannot be
     mapped; TypeError or ValueError for a bad limit, or another one than that of the arena that the process has.
     """
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+    if limit is not None and (not isinstance(limit, (int, np.integer)) or isinstance(limit, bool)):
         raise TypeError(f"limit={limit!r}: must be an int, the bytes of all arrays, or None")
-    if limit is not None and limit < _LEAST_LIMIT:
-        raise ValueError(f"limit={limit}: must be at least {_LEAST_LIMIT} bytes")
-    return _PROCESS.get().enter(limit)
+    if limit is not None and not _LEAST_LIMIT <= limit < _MOST_LIMIT:
+        raise ValueError(f"limit={limit}: must be at least {_LEAST_LIMIT} bytes, and less than {_MOST_LIMIT}")
+    return _PROCESS.get().enter(None if limit is None else int(limit))
 
 
 def not_shared() -> int:

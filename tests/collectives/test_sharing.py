@@ -162,13 +162,13 @@ def test_bad_limits_are_refused() -> None:
     for limit in ("1", 1.5, True):
         with pytest.raises(TypeError, match="limit"):
             share_arrays(limit)  # type: ignore[arg-type]
-    for limit in (-1, 0, MIB - 1):
+    for limit in (-1, 0, MIB - 1, 1 << 70):
         with pytest.raises(ValueError, match="limit"):
             share_arrays(limit)
     with share_arrays(16 * MIB):
         with pytest.raises(ValueError, match="limit"):
             share_arrays(32 * MIB)
-        with share_arrays(), share_arrays(16 * MIB):
+        with share_arrays(), share_arrays(16 * MIB), share_arrays(np.int64(16 * MIB)):
             assert is_shared(np.ones(MIB))
         assert is_shared(np.ones(MIB))
 
