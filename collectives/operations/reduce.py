@@ -17,7 +17,7 @@ from collectives.operations.fusion import Buffer, bundles, packable, reduce_toge
 from collectives.operations.job import FunctionJob, Job, Packable, Part
 from collectives.operations.planned_call import Collective, PlannedCall, PlannedCalls
 from collectives.operations.reduction import AdasumReduction, Reduction
-from collectives.operations.signature import Signature
+from collectives.operations.signature import Signature, told
 from collectives.operations.space import Result, Space
 from collectives.planning import Selector, WindowOffset, WindowOffsets
 
@@ -243,8 +243,8 @@ class Reductions:
             (tuple(array.shape),),
             str(options.canonical),
             root,
-            options.prescale,
-            options.postscale,
+            told(options.prescale),
+            told(options.postscale),
             options.algorithm,
             self._fixed(options.reproducible),
             detail=self._space.detail,

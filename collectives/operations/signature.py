@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from collectives.arrays import ADASUM, OPS
@@ -13,6 +14,8 @@ class Signature(NamedTuple):
     kind             name of the collective, as the method is called
     dtypes, shapes   one entry per array, as far as arrays must agree (allgather: shape without the first dimension)
     algorithm        algorithm requested by the caller
+    prescale, postscale
+                     factors, as `told` gives them
     detail           other arguments that must agree: numbers, strings, tuples of them
     windows          one entry per array: window offsets of the array and of its result, None if they are not in
                      windows; () if no array is
@@ -23,8 +26,8 @@ class Signature(NamedTuple):
     shapes: tuple[tuple[int, ...], ...] = ()
     op: str | None = None
     root: int | None = None
-    prescale: float | None = None
-    postscale: float | None = None
+    prescale: float | str | None = None
+    postscale: float | str | None = None
     algorithm: str | None = None
     reproducible: bool = False
     detail: tuple[Any, ...] = ()
@@ -57,3 +60,8 @@ class Signature(NamedTuple):
         if offsets:
             words.append(f"in windows {', '.join(offsets[:3])}")
         return f"{self.kind}({', '.join(words)})"
+
+
+def told(factor: float | None) -> float | str | None:
+    """A factor for a signature. NaN is a text there: as a number it would differ from that of every other rank."""
+    return "nan" if factor is not None and math.isnan(factor) else factor

@@ -268,3 +268,14 @@ def test_results_in_the_memory_of_other_inputs(worlds: Worlds, size: int, name: 
         np.testing.assert_array_equal(c, np.repeat([20.0, 2.0], size))
 
     worlds.get("local", 2).run(body)
+
+
+@pytest.mark.parametrize("factor", ["prescale", "postscale"])
+def test_factors_that_are_nan_are_equal_on_all_ranks(worlds: Worlds, factor: str) -> None:
+    def body(comm: Any) -> None:
+        for _ in range(3):
+            assert np.isnan(comm.allreduce_async(np.ones(2), name="x", **{factor: math.nan}).wait(30.0)).all()
+            group = comm.grouped_allreduce_async([np.ones(2)] * 2, name="g", **{factor: np.float32("nan")})
+            assert np.isnan(group.wait(30.0)).all()
+
+    worlds.get("local", 2).run(body)
