@@ -105,7 +105,7 @@ def _flight_record(transport: Transport, config: Config) -> FlightRecord:
         "generation": group.generation,
         "number": group.numbers[group.rank],
         "transport": transport.name,
-        "program": " ".join(sys.argv)[:300],
+        "program": " ".join(sys.argv).encode(errors="replace")[:300].decode(errors="ignore"),
         "clock": time.perf_counter_ns(),
         "date": time.time(),
     }

@@ -58,7 +58,8 @@ def worlds() -> list[Path]:
 
 def records(folder: Path) -> list[Path]:
     """The records of a world on this host, in the order of their ranks."""
-    return sorted(folder.glob(f"rank-*{SUFFIX}"), key=lambda path: int(path.stem.removeprefix("rank-")))
+    found = {path.stem.removeprefix("rank-"): path for path in folder.glob(f"rank-*{SUFFIX}")}
+    return [found[rank] for rank in sorted((rank for rank in found if rank.isdecimal()), key=int)]
 
 
 def is_alive(path: Path) -> bool:

@@ -9,13 +9,14 @@ from typing import Any
 import msgpack
 
 from collectives.flight import layout
+from transports.packed import pack
 
 
 def put_packed(memory: Any, at: int, end: int, value: Any) -> None:
     """Write a length and msgpack. A value that does not fit is left out."""
-    data = msgpack.packb(value)
+    data = pack(value)
     if 8 + len(data) > end - at:
-        data = msgpack.packb({} if isinstance(value, Mapping) else [])
+        data = pack({} if isinstance(value, Mapping) else [])
     memory[at + 8 : at + 8 + len(data)] = data
     struct.pack_into("q", memory, at, len(data))
 

@@ -132,7 +132,10 @@ def read(path: Path, read_at: int) -> Record:
         with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as memory:
             if memory[: len(layout.MAGIC)] != layout.MAGIC:
                 raise UnreadableRecord(f"{path}: is no flight record, or one of another version")
-            return _record(path, memory, read_at)
+            try:
+                return _record(path, memory, read_at)
+            except (ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error) as error:
+                raise UnreadableRecord(f"{path}: is damaged or cut off: {error}") from error
     finally:
         os.close(descriptor)
 
@@ -164,13 +167,18 @@ def save(path: Path, folder: Path) -> Path:
 def _record(path: Path, memory: mmap.mmap, read_at: int) -> Record:
     words = struct.unpack_from("4q", memory)
     calls = {}
-    for index in range(min(words[layout.LOGS], layout.MOST_LOGS)):
+    logs = min(words[layout.LOGS], layout.MOST_LOGS)
+    if layout.LOGS_AT + logs * layout.LOG_BYTES > len(memory):
+        raise ValueError(f"it has {len(memory)} bytes, too few for {logs} communicators")
+    for index in range(logs):
         found = _calls(
             bytes(memory[(at := layout.LOGS_AT + index * layout.LOG_BYTES) : at + layout.LOG_BYTES]), memory, at
         )
         if found is not None:
             calls[found.name] = found
     facts, failure = unpacked(memory, layout.FACTS_AT), unpacked(memory, layout.FAILURE_AT)
+    if facts:
+        _ = facts["world"], int(facts["rank"]), int(facts["size"])  # raises
     return Record(
         path,
         facts or {"world": "", "rank": -1, "size": 0},
@@ -190,6 +198,8 @@ def _calls(data: bytes, memory: mmap.mmap, at: int) -> Calls | None:
     if not words[layout.IN_USE]:
         return None
     name, size, index, label = unpacked(data, 8 * layout.NAME)
+    if not 0 <= index < size:
+        raise ValueError(f"rank {index} of {size}")
     newest, mask = int(words[layout.CALLS]), int(words[layout.KEPT_MASK])
     later = struct.unpack_from("q", memory, at + 8 * layout.CALLS)[0] + int(words[layout.OVERTAKEN])
     numbers = np.arange(

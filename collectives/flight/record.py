@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +28,7 @@ from collectives.flight.folders import new_folder
 from collectives.flight.packing import put_packed, put_text
 from transports import forking
 from transports.numbers import Numbers
+from transports.packed import pack
 
 try:
     import fcntl
@@ -182,11 +182,11 @@ class FlightRecord:
         if memory is None:
             return
         short = [field[:_LONGEST] if isinstance(field, str) else field for field in fields]
-        data = msgpack.packb(short)
+        data = pack(short)
         while len(data) > _TEXT_ROOM:
             longest = max(range(len(short)), key=lambda at: len(short[at]) if isinstance(short[at], str) else 0)
             short[longest] = short[longest][: len(short[longest]) * 2 // 3]
-            data = msgpack.packb(short)
+            data = pack(short)
         with _while_open():
             put_text(memory, number, data)
 

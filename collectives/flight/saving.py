@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import msgpack
 import numpy as np
 
 from collectives.flight import layout
 from collectives.flight.packing import put_packed, put_text
 from collectives.flight.reader import Calls, Record
+from transports.packed import pack
 
 
 def write_copy(record: Record, path: Path) -> None:
@@ -28,7 +28,7 @@ def write_copy(record: Record, path: Path) -> None:
     if record.failure:
         put_packed(data, layout.FAILURE_AT, layout.HEAD_BYTES, dict(record.failure))
     for number, text in record.descriptions.items():
-        put_text(data, number, msgpack.packb(list(text)))
+        put_text(data, number, pack(list(text)))
     for index, calls in enumerate(list(record.calls.values())[: layout.MOST_LOGS]):
         _put_log(data, layout.LOGS_AT + index * layout.LOG_BYTES, calls)
     path.write_bytes(data)

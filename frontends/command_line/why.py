@@ -81,15 +81,19 @@ def read(paths: Sequence[Path]) -> list[flight.Record]:
         if not worlds:
             raise ConfigError("there are no flight records of this user on this host; name files or a folder")
         paths = worlds[:1]
-    files = [file for path in paths for file in (flight.records(path) if path.is_dir() else [path])]
-    if not files:
+    found, left_out = [], []
+    for path in paths:
+        in_folder = path.is_dir()
+        for file in flight.records(path) if in_folder else [path]:
+            try:
+                found.append(flight.read(file, time.perf_counter_ns()))
+            except (OSError, flight.UnreadableRecord) as error:
+                if not in_folder:
+                    raise ConfigError(f"{file}: cannot be read: {error}") from error
+                left_out.append(f"ronde why: without a record that cannot be read: {error}\n")  # others may tell enough
+    sys.stderr.writelines(left_out)
+    if not found:
         raise ConfigError(f"{', '.join(map(str, paths))}: there are no flight records")
-    found = []
-    for file in files:
-        try:
-            found.append(flight.read(file, time.perf_counter_ns()))
-        except (OSError, flight.UnreadableRecord) as error:
-            raise ConfigError(f"{file}: cannot be read: {error}") from error
     return found
 
 

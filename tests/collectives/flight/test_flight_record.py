@@ -31,7 +31,7 @@ from collectives.flight import (
     worlds,
 )
 from collectives.flight import record as flight_record
-from collectives.flight.layout import KEPT, LASTING, LOGS_AT, MOST_LOGS, OVERTAKEN, TEXTS
+from collectives.flight.layout import FACTS_AT, HEAD_BYTES, KEPT, LASTING, LOGS_AT, MOST_LOGS, OVERTAKEN, TEXTS
 from tests.collectives.ranks import meeting_place, member
 from tests.processes import run_processes
 from tests.worlds import world_of
@@ -214,6 +214,50 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for path in (short, other):
         with pytest.raises(UnreadableRecord):
             read(path, 0)
+
+
+@pytest.mark.parametrize("kept", [LOGS_AT - 1, LOGS_AT, LOGS_AT + 8, LOGS_AT + 300, LOGS_AT + 5000])
+def test_a_record_that_is_cut_off_is_refused(tmp_path: Path, kept: int) -> None:
+    record = FlightRecord.create("w", 0, {"size": 1})
+    record.call_log("a", 1, 0, "world")
+    assert record.path is not None
+    cut = tmp_path / "rank-0.flight"
+    cut.write_bytes(record.path.read_bytes()[:kept])
+    record.close()
+    with pytest.raises(UnreadableRecord):
+        read(cut, 0)
+
+
+@pytest.mark.parametrize(("at", "value"), [(FACTS_AT + 8, b"\xc1"), (FACTS_AT, b"\x01"), (HEAD_BYTES + 16, b"\xc1")])
+def test_a_record_that_is_damaged_is_refused(tmp_path: Path, at: int, value: bytes) -> None:
+    record = FlightRecord.create("w", 0, {"size": 1})
+    record.describe(TEXTS, Description("barrier()", "barrier", 0, "", 0, -1, ""))
+    assert record.path is not None
+    data = bytearray(record.path.read_bytes())
+    record.close()
+    data[at : at + 1] = value
+    damaged = tmp_path / "rank-0.flight"
+    damaged.write_bytes(data)
+    with pytest.raises(UnreadableRecord):
+        read(damaged, 0)
+
+
+def test_texts_that_utf_8_cannot_encode_are_kept_without_those_characters() -> None:
+    """The name of a program or file that is not UTF-8, which Python gives as surrogates."""
+    name = os.fsdecode(b"caf\xe9.py")
+    record = FlightRecord.create("w", 0, {"size": 1, "program": name})
+    number = record.passing_text(Description("barrier()", "barrier", 0, "", 0, -1, f"{name}:3"))
+    record.fail({"error": "OSError", "text": name})
+    (seen,) = found()
+    assert (seen.facts["program"], seen.text(number).line) == ("caf?.py", "caf?.py:3")
+    assert seen.failure == {"error": "OSError", "text": "caf?.py"}
+    record.close()
+
+
+def test_other_files_in_the_folder_are_passed_over(tmp_path: Path) -> None:
+    for name in ("rank-10.flight", "rank-9.flight", "rank-9 (copy).flight", "rank-.flight"):
+        (tmp_path / name).touch()
+    assert [path.name for path in records(tmp_path)] == ["rank-9.flight", "rank-10.flight"]
 
 
 def test_texts_that_pass_displace_none_that_last() -> None:

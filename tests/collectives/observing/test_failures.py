@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from collectives import Communicator, RondeError
-from collectives.flight import CLOSED, FAILED, SAVED, Record, read, records, worlds
+from collectives.flight import CLOSED, FAILED, SAVED, FlightRecord, Record, read, records, worlds
 from collectives.observing import STOPPED, Explanation, Failure, explain
 from frontends.command_line import why
 from frontends.command_line.cli import main
@@ -319,6 +319,19 @@ def test_the_command_refuses_what_is_no_record(tmp_path: Path, capsys: pytest.Ca
 
 
 # ---- without processes
+
+
+def test_the_command_goes_on_without_a_record_that_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = FlightRecord.create("w", 0, {"size": 2})
+    assert record.path is not None
+    folder = record.path.parent
+    (folder / "rank-1.flight").write_bytes(record.path.read_bytes()[:9000])
+    assert [one.rank for one in why.read([folder])] == [0]
+    assert "rank-1.flight" in capsys.readouterr().err
+    record.close()
+    assert main(["why", str(folder / "rank-1.flight")]) == 2
 
 
 def failure(error: str, rank: int | None, peer: int | None) -> dict[str, Any]:
