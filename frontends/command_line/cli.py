@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -122,6 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code. For a bad command line argparse exits with 2."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser(words[0] if words else "").parse_args(words, argparse.Namespace(words=words))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without the characters of a table, or of a program's name
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = int(args.main(args))
         sys.stdout.flush()

@@ -92,10 +92,15 @@ def _first_facts(paths: Iterable[Path]) -> Mapping[str, Any] | None:
 
 
 def find(name: str | None) -> Job:
-    """The job whose name begins with `name`; without it the only one. Raises ConfigError that lists them."""
+    """The job whose name begins with `name`, one that runs before those that are over; without it the only one. Raises
+    ConfigError that lists them."""
+    if name == "":
+        raise ConfigError("--job='': must be the beginning of a job's name")
     found = jobs() if name is None else [_named(folder) for folder in worlds() if folder.name.startswith(name)]
     found = [job for job in found if job.facts]
     found = [job for job in found if job.name == name] or found
+    if len(found) > 1:
+        found = [job for job in found if job.alive] or found
     if len(found) == 1:
         return found[0]
     where = " or ".join(str(parent / "flights") for parent in runtime_folders())
@@ -103,7 +108,8 @@ def find(name: str | None) -> Job:
         which = "no job" if name is None else f"--job={name}: no job of that name"
         raise ConfigError(f"{which} of this user has ranks on this host (in {where})")
     lines = "\n  ".join(job.describe() for job in found)
-    raise ConfigError(f"--job: several jobs run on this host; name one of\n  {lines}")
+    of_name = "" if name is None else f" whose names begin with {name!r}"
+    raise ConfigError(f"--job: there are several jobs on this host{of_name}; name one of\n  {lines}")
 
 
 def _named(folder: Path) -> Job:

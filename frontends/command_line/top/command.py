@@ -93,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
             _import_screen()
     with _source(args) as source:
         if args.stack is not None:
-            sys.stdout.write(source.stack(args.stack))
+            sys.stdout.write(source.stack(args.stack).rstrip("\n") + "\n")
         elif args.save:
             sys.stdout.write(source.save(args.into) + "\n")
         elif live:

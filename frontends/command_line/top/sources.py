@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from frontends.top import Figures, Watched, default_folder, figures_of, find, snapshot_of
+from transports.errors import ConfigError
 
 
 class Source(Protocol):
@@ -18,7 +19,7 @@ class Source(Protocol):
         """Those of now. Raises RondeError."""
 
     def stack(self, rank: int) -> str:
-        """The Python stack of a rank; or the reason why there is none."""
+        """The Python stack of a rank; or the reason why there is none. Raises RondeError for what is no rank."""
 
     def save(self, folder: Path | None) -> str:
         """Save the records into a new folder, by default one of the current folder; a text that tells where. Raises
@@ -43,6 +44,9 @@ class Here:
         return figures_of(look, snapshot_of(look))
 
     def stack(self, rank: int) -> str:
+        size = int(self._job.facts["size"])
+        if not 0 <= rank < size:
+            raise ConfigError(f"--stack {rank}: must be a rank of the job, 0 to {size - 1}")
         return self._watched.stack(rank)
 
     def save(self, folder: Path | None) -> str:
