@@ -512,7 +512,7 @@ def test_top_shows_the_ranks(tmp_path: Path) -> None:
             (tmp_path / "ready").touch()
 
     (tmp_path / "run").mkdir(mode=0o700)
-    variables = {"XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    variables = {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "TMPDIR": str(tmp_path)}  # other programs have jobs, too
     executor = engine.RayExecutor(num_workers=3)
     executor.start(extra_env_vars=variables)
     pids, calls = executor.pids, executor.run_remote(steps)

@@ -165,7 +165,7 @@ class Job:
         """`ronde drain`, on the host of the launcher. Raises CalledProcessError, TimeoutExpired."""
         subprocess.run(
             self.cluster.command(self.names[0], host, command="drain"),
-            env=environment({"PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(self.folder)}),
+            env=environment({"PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(self.folder), "TMPDIR": str(self.folder)}),
             check=True,
             capture_output=True,
             timeout=SECONDS,
