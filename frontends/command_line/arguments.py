@@ -25,7 +25,7 @@ def _integer(least: int, most: int, allowed: str) -> Callable[[str], int]:
 
 
 whole = _integer(0, 1 << 62, "an integer, 0 or more")
-count = _integer(1, 65536, "an integer, 1 or more")
+count = _integer(1, 65536, "an integer, 1 to 65536")
 port = _integer(1, 65535, "a port, 1 to 65535")
 
 

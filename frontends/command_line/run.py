@@ -179,9 +179,9 @@ def _add_horovod(group: Any) -> None:
     """Add options of horovodrun that are settings here. The page docs/launch-flags.md lists them, not the help."""
     for name, key, convert, metavar in (
         ("--timeline-filename", "timeline", str, "FILE"),
-        ("--fusion-threshold-mb", "fusion_bytes", lambda text: str(count(text) << 20), "MB"),
+        ("--fusion-threshold-mb", "fusion_bytes", lambda text: str(whole(text) << 20), "MB"),
         ("--stall-check-warning-time-seconds", "stall", lambda text: f"{seconds(text):g}", "S"),
-        ("--stall-check-shutdown-time-seconds", "timeout", lambda text: f"{positive(text):g}", "S"),
+        ("--stall-check-shutdown-time-seconds", "timeout", lambda text: f"{seconds(text):g}", "S"),
         ("--gloo-timeout-seconds", "connect_timeout", lambda text: f"{positive(text):g}", "S"),
     ):
         group.add_argument(
@@ -326,7 +326,8 @@ def main(args: argparse.Namespace) -> int:
     command = as_command(args.command, mpi4py=args.mpi4py)
     if not command or not command[0]:  # `"$PROGRAM"` may be empty
         args.parser.error("no program given; put a command after the options, for example: ronde run -np 4 train.py")
-    settings = [*args.settings, *args.horovod]
+    never = ("timeout", "0")  # as Horovod has it
+    settings = [*args.settings, *(given for given in args.horovod if given != never)]
     if any(key == "timeline" for key, _ in args.horovod):
         settings.insert(0, ("timeline_style", "horovod"))
     if args.transport is not None:

@@ -47,7 +47,7 @@ def test_every_collective_is_timed_and_right(tmp_path: Path, collective: str) ->
         (["--root", "2"], 2, "--root 2: must be a rank, 0 to 1"),
         (["--seconds", "inf"], 2, "'inf': must be a number of seconds"),
         (["--warmup", "-1"], 2, "'-1': must be an integer, 0 or more"),
-        (["-np", "100000"], 2, "'100000': must be an integer, 1 or more"),
+        (["-np", "100000"], 2, "'100000': must be an integer, 1 to 65536"),
         (["--json", "no/such/folder.json"], 2, "there is no folder 'no/such'"),
         (["--plot", "times.exe"], 2, "'times.exe': must end with one of .png, .svg, .pdf"),
         (["--op", "band"], 2, "op='band': not defined for float32"),

@@ -97,3 +97,13 @@ def test_a_job_with_variables_of_horovod() -> None:
     assert (done.returncode, done.stdout) == (0, b"20\n")
     warning = "no setting of Ronde is like HOROVOD_AUTOTUNE, HOROVOD_CYCLE_TIME; see docs/launch-flags.md"
     assert done.stderr.decode() == f"ronde: warning: {warning}\n"
+
+
+@pytest.mark.processes
+def test_zero_means_the_same_as_for_horovodrun() -> None:
+    """No fusion, and no end of a job that stalls but by the default of the setting timeout."""
+    words = ["--fusion-threshold-mb", "0", "--stall-check-shutdown-time-seconds", "0"]
+    done = ronde(
+        "run", "-np", "1", "--no-prefix", *words, "sh", "-c", 'echo "$RONDE_FUSION_BYTES ${RONDE_TIMEOUT-none}"'
+    )
+    assert (done.returncode, done.stdout) == (0, b"0 none\n"), done.stderr

@@ -170,7 +170,7 @@ def test_a_host_that_is_missing_in_one_look_alone_comes_back(tmp_path: Path) -> 
         (["--min-np", "3", "--max-np", "2"], "--max-np 2: must be at least --min-np 3"),
         (["-np", "4", "--min-np", "2", "--max-np", "3"], "--max-np 3: must be at least -np 4"),
         (["--min-np", "1", "--spares", "1"], "--spares 1: needs --max-np"),
-        (["--min-np", "x"], "--min-np/--min-num-proc: 'x': must be an integer, 1 or more"),
+        (["--min-np", "x"], "--min-np/--min-num-proc: 'x': must be an integer, 1 to 65536"),
         (["--min-np", "1", "--elastic-timeout", "0"], "--elastic-timeout: '0': must be a number of seconds, more than"),
         (["--min-np", "1", "--reset-limit", "-1"], "--reset-limit: '-1': must be an integer, 0 or more"),
         (["--min-np", "1", "--blacklist-cooldown-range", "9", "3"], "--blacklist-cooldown-range 9 3: the first number"),
