@@ -46,7 +46,7 @@ def translated(environment: Mapping[str, str]) -> dict[str, str]:
     found = {PREFIX + ours: environment[name] for name, ours in SETTINGS.items() if environment.get(name)}
     if PREFIX + "TIMELINE" not in environment:
         found |= timeline(environment)
-    if found.get(PREFIX + "TIMEOUT") == "0":  # Horovod's word for never
+    if not found.get(PREFIX + "TIMEOUT", "none").strip("0."):  # 0, or 0.0: Horovod's word for never
         del found[PREFIX + "TIMEOUT"]
     if environment.get(NO_STALL_CHECK, "0") not in ("", "0"):
         found[PREFIX + "STALL"] = "0"

@@ -38,6 +38,7 @@ def test_variables_with_a_counterpart() -> None:
     [
         ({"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_CHECK_TIME_SECONDS": "9"}, {"RONDE_STALL": "0"}),
         ({"HOROVOD_STALL_CHECK_DISABLE": "0"}, {}),
+        ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0.0"}, {}),
         ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}, {}),
         ({"HOROVOD_GLOO_IFACE": "eth0", "RONDE_TCP_INTERFACE": "eth1"}, {}),
         ({"HOROVOD_LOG_LEVEL": "TRACE"}, {"RONDE_LOG_LEVEL": "debug"}),
