@@ -182,7 +182,7 @@ class RankProcesses:
         """Send a signal to the processes of the ranks alone, while they run."""
         for process in self:
             if process.status is None:
-                os.kill(process.pid, number)
+                signal_process(process.pid, number)
 
     def give_up(self) -> None:
         """Wait for no process any more, though some are left."""
