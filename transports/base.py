@@ -169,7 +169,8 @@ class Request(ABC):
 
     def withdraw(self) -> bool:
         """Take a receive back, unless it has matched a frame: then, and for a send, False, and it ends as any other.
-        The default never takes one back."""
+        One that was taken back raises Withdrawn, also in a thread that waits for it. The default never takes one
+        back."""
         return False
 
 

@@ -28,7 +28,7 @@ from transports.base import MAX_TAG, Group, Request, Transport, check_arguments,
 from transports.compiled import LaneFrom, LaneTo
 from transports.cores import Cores
 from transports.driver import Awaited
-from transports.errors import MismatchError, RondeError, TransportError
+from transports.errors import MismatchError, RondeError, TransportError, Withdrawn
 from transports.lifecycle import Lifecycle
 from transports.locks import unlocked
 from transports.loop import Loop
@@ -464,7 +464,12 @@ class Engine(Transport, AnySource, Owner):
 
     def withdraw(self, receive: Receive) -> bool:
         with self.lock:
-            return self.match_queue.withdraw(receive)
+            if not self.match_queue.withdraw(receive):
+                return False
+            receive.error = Withdrawn(f"a receive of rank {self.rank} was taken back", rank=self.rank)
+            receive.done = True
+            self.driver.interrupt()  # another thread may wait for it
+            return True
 
     def progress_to(self, peer: int) -> str:
         with self.lock:

@@ -82,6 +82,10 @@ class ClosedError(TransportError):
     """The transport or communicator was closed before the call."""
 
 
+class Withdrawn(ClosedError):
+    """The receive was taken back before it matched a frame."""
+
+
 class AbortedError(TransportError):
     """A rank gave up on purpose; the text carries its reason."""
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any, Final, NamedTuple
@@ -34,6 +35,7 @@ from transports.errors import (
     ReentryError,
     RondeError,
     TransportError,
+    Withdrawn,
 )
 
 MAX_USER_TAG: Final = 2**31 - 1
@@ -85,6 +87,7 @@ class Message(Work[Any]):
         self._executor = executor
         self._ended = False
         self._error: Exception | None = None
+        self._withdrawn: Exception | None = None
         self._has_thread = False
         self._deadline = time.monotonic() + timeout
         self._transfers: list[Transfer] = []
@@ -122,9 +125,17 @@ class Message(Work[Any]):
 
     def cancel(self) -> bool:
         """See Work. A receive is taken back by the transport."""
-        if self._ended or len(self._transfers) > 1 or not self._transfers[0].request.withdraw():
+        return self.take_back(CancelledError("was cancelled"))
+
+    def take_back(self, error: Exception) -> bool:
+        """End a receive that has matched no message with an error, as `cancel` does."""
+        if self._ended or len(self._transfers) != 1:
             return False
-        self._error = CancelledError(f"{self._transfers[0].doing}: was cancelled")
+        transfer = self._transfers[0]
+        self._withdrawn = type(error)(f"{transfer.doing}: {error}")  # another thread may wait, and raises it
+        if not transfer.request.withdraw():
+            return False
+        self._error = self._withdrawn
         self._ended = True
         self.call_back()
         return True
@@ -154,7 +165,7 @@ class Message(Work[Any]):
             threading.Thread(target=self._wait_for_callbacks, name="ronde message with a callback", daemon=True).start()
 
     def _wait_for_callbacks(self) -> None:
-        with contextlib.suppress(RondeError):  # that is for `wait` to raise
+        with contextlib.suppress(RondeError, CancelledError):  # that is for `wait` to raise
             self._wait(self._deadline)
 
     def _wait(self, patience: float) -> None:
@@ -166,6 +177,8 @@ class Message(Work[Any]):
                 transfer.request.wait(patience)
             except ReentryError:  # the message goes on: only this thread cannot wait for it now
                 raise
+            except Withdrawn as error:
+                raise self._withdrawn or error from None
             except RondeError as error:
                 if isinstance(error, DeadlineExceeded) and time.monotonic() < self._deadline:
                     raise error.within(transfer.doing) from error  # it is still in flight
@@ -276,6 +289,7 @@ class PointToPoint:
         self._authenticated = False
         """True once that is known."""
         self._retired = ""
+        self._in_flight: dict[int, weakref.ref[Message]] = {}
         self._begun = 0
         """Number of requests that were begun, or were about to be."""
         self._everyone = frozenset(ranks)
@@ -283,8 +297,16 @@ class PointToPoint:
         self._any_tag = range(tag, tag + MAX_USER_TAG + 1)
 
     def retire(self, state: str) -> None:
-        """Take no more messages; `state` is the state that the errors tell. The first one is kept."""
-        self._retired = self._retired or state
+        """Take no more messages, and take back the receives that have matched none; `state` is the state that the
+        errors tell. The first one is kept."""
+        if self._retired:
+            return
+        self._retired = state
+        if self._transport.failure is None:
+            for found in list(self._in_flight.values()):
+                message = found()
+                if message is not None:
+                    message.take_back(ClosedError(f"the communicator of rank {self._transport.rank} is {state}"))
 
     def check_open(self) -> None:
         """Raise ClosedError if no more messages are taken."""
@@ -411,7 +433,14 @@ class PointToPoint:
 
     def _message(self, timeout: float | None) -> Message:
         self.check_open()
-        return Message(self._executor, self._arguments.timeout(timeout))
+        return self._tracked(self._arguments.timeout(timeout))
+
+    def _tracked(self, seconds: float) -> Message:
+        """A new message, which `retire` finds as long as anybody has it."""
+        message, forget = Message(self._executor, seconds), self._in_flight.pop
+        key = id(message)
+        self._in_flight[key] = weakref.ref(message, lambda _: forget(key, None))
+        return message
 
     def _check_authenticated(self) -> None:
         require_authenticated(self._executor)
@@ -482,7 +511,7 @@ class PointToPoint:
                 if status is not None:
                     self._fill(status, arrival)
                 return Ended(finish(arrival, found.view))
-        message = Message(self._executor, seconds)
+        message = self._tracked(seconds)
         if src is not None and tag is not None and view is not None and check is not None:
             self._receive_one(message, src, tag, view, check, status, finish, memory)
         else:

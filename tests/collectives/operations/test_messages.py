@@ -7,9 +7,10 @@ import pickle
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -646,5 +647,36 @@ def test_a_closed_group_takes_no_messages(worlds: Worlds, transport: str) -> Non
             with pytest.raises(ClosedError, match="closed"):
                 call()
         np.testing.assert_array_equal(comm.sendrecv(np.full(1, comm.rank), 1 - comm.rank), 1 - comm.rank)
+
+    worlds.get(transport, 2).run(body)
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+@pytest.mark.parametrize("transport", ["local", "tcp", "shm"])
+def test_a_receive_that_is_taken_back_ends_in_the_thread_that_waits_for_it(
+    worlds: Worlds, transport: str, end: str
+) -> None:
+    """Also one that nobody waits for yet, and callbacks. Nothing else is lost."""
+    error = CancelledError if end == "cancel" else ClosedError
+
+    def body(comm: Communicator) -> None:
+        group = comm.split(0)
+        assert group is not None
+        called = threading.Event()
+        works = [group.recv_async(np.ones(1), 1 - comm.rank), group.recv_async(tag=None), group.recv_async(tag=7)]
+        works[2].add_done_callback(lambda _: called.set())
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(works[0].wait)
+            time.sleep(0.02)  # so that it mostly waits by then
+            if end == "cancel":
+                assert [work.cancel() for work in works] == [True, True, True]
+            else:
+                group.close()
+            for wait in (waiting.result, works[1].wait, works[2].wait):
+                with pytest.raises(error, match="receive from"):
+                    wait(30.0)
+        assert called.wait(30.0)
+        assert all(work.test() for work in works)
+        assert comm.allreduce(1) == 2
 
     worlds.get(transport, 2).run(body)
