@@ -56,6 +56,8 @@ class _Master:
     comm: MPI.Intracomm | None = None
     workers: MPI.Intracomm | None = None
     busy = False
+    ending: threading.Thread | None = None
+    """Ends the executor that was shut down without waiting."""
 
 
 master: Final = _Master()
@@ -100,6 +102,8 @@ class MPIPoolExecutor(Executor):
                         "start the script with `python -m ronde.mpi.futures`, or use MPICommExecutor",
                     )
                 if comm is not None and comm is master.comm:
+                    if master.ending is not None:
+                        master.ending.join()
                     if master.busy:
                         raise RuntimeError("the workers serve another executor: shut that down first")
                     master.busy = comm.size > 1
@@ -171,6 +175,8 @@ class MPIPoolExecutor(Executor):
         else:
             self._ending = threading.Thread(target=self._end, args=(pool,), name="ronde.mpi futures: shutdown")
             self._ending.start()
+            if self._comm is None:
+                master.ending = self._ending
 
     def _end(self, pool: Pool) -> None:
         pool.close()

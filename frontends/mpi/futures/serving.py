@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Final
 
 from frontends.mpi import MPI, install
 from frontends.mpi.futures.executors import master
 from frontends.mpi.futures.workers import TASK, serve
 from frontends.mpi.run import run_program
+
+_WORKER: Final = "__worker__"
+"""The name that the script has on workers, where it must not run as the main program."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -19,6 +23,9 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.stderr.write("usage: python -m ronde.mpi.futures (script.py | -m module | -c command) [argument ...]\n")
         raise SystemExit(2)
     install()
+    alias = ModuleType(_WORKER)  # classes of the script that workers send are said to be of that module
+    alias.__dict__["__getattr__"] = lambda name: getattr(sys.modules["__main__"], name)
+    sys.modules[_WORKER] = alias
     comm = MPI.COMM_WORLD.Dup()
     if comm.rank == 0:
         master.comm = comm
@@ -28,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     master.workers = comm.Create_group(comm.group.Excl([0]))
     program = ModuleType("__main__")
-    program.__dict__.update(run_program(arguments, "__worker__"))
+    program.__dict__.update(run_program(arguments, _WORKER))
     program.__dict__["__name__"] = "__main__"
     sys.modules["__main__"] = program  # tasks name the functions of the script so
     while serve(comm, 0):

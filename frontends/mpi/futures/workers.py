@@ -1,7 +1,8 @@
 """The pool of workers: the master gives tasks to idle ranks, and collects their results.
 
-Messages, all of objects: the master sends a task (function, arguments, options) or None to end; a worker answers with
-(number of the task, True and its result, or False and its exception), and with None when it has ended.
+Messages, all of objects: the master sends a task or None to end; a worker answers with True and a result, or False and
+an exception, and with None when it has ended. Tasks (function, arguments, options), results and exceptions travel as
+pickles in bytes: one that cannot be loaded is an error of its task alone.
 """
 
 from __future__ import annotations
@@ -94,13 +95,13 @@ class RankPool:
                 task.future.set_exception(self._error)
                 return
             try:
-                MPI.pickle.dumps(task.call)
+                call = MPI.pickle.dumps(task.call)
             except Exception as error:  # noqa: BLE001 - the call cannot be pickled: that is for the future
                 del self._running[rank]
                 self._idle.put(rank)
                 task.future.set_exception(error)
             else:
-                self._comm.send(task.call, rank, TASK)
+                self._comm.send(call, rank, TASK)
         for _ in range(self.size):
             self._idle.get()
         for rank in self._workers:
@@ -113,7 +114,11 @@ class RankPool:
             if answer is None:
                 ended += 1
                 continue
-            fine, value = answer
+            fine, data = answer
+            try:
+                value = MPI.pickle.loads(data)
+            except Exception as error:  # noqa: BLE001 - that is for the future
+                fine, value = False, error
             future = self._running.pop(status.source)
             self._idle.put(status.source)
             if fine:
@@ -148,10 +153,11 @@ def serve(comm: MPI.Intracomm, master: int) -> bool:
     return True
 
 
-def _answer(call: Any, broken: BaseException | None) -> tuple[bool, Any]:
-    """The result or the error of a call, in a form that can be sent."""
-    function, arguments, options = call
+def _answer(call: bytes, broken: BaseException | None) -> tuple[bool, bytes]:
+    """The pickle of the result or of the error of a call."""
+    function: Any = "a task"
     try:
+        function, arguments, options = MPI.pickle.loads(call)
         if broken is not None:
             raise RuntimeError(f"the initializer of the worker raised {broken!r}")
         fine, value = True, function(*arguments, **options)
@@ -159,7 +165,6 @@ def _answer(call: Any, broken: BaseException | None) -> tuple[bool, Any]:
         error.add_note("".join(traceback.format_exception(error)))
         fine, value = False, error
     try:
-        MPI.pickle.dumps(value)
+        return fine, MPI.pickle.dumps(value)
     except Exception as error:  # noqa: BLE001 - the master gets it in the place of the value
-        return False, TypeError(f"the result of {function!r} cannot be pickled: {error}")
-    return fine, value
+        return False, MPI.pickle.dumps(TypeError(f"the result of {function!r} cannot be pickled: {error}"))

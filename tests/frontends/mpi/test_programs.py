@@ -31,10 +31,27 @@ def square(x):
 def fail(x):
     raise ValueError(f"no {x}")
 
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+class Broken(Exception):
+    def __init__(self, code, text):
+        super().__init__(text)
+
+def point(x):
+    return Point(x)
+
+def break_it():
+    raise Broken(1, "two arguments")
+
 if __name__ == "__main__":
     with MPIPoolExecutor() as pool:
         print("squares", list(pool.map(square, range(5), chunksize=2)), pool.num_workers)
         print("raised", pool.submit(fail, 3).exception())
+        print("of the script", type(pool.submit(point, 3).result()) is Point)
+        print("cannot be loaded", type(pool.submit(break_it).exception()).__name__)
+        pool.shutdown(wait=False)
     with MPIPoolExecutor(max_workers=1) as pool:
         print("again", pool.submit(square, 9).result())
 """
@@ -69,7 +86,13 @@ def test_a_script_under_the_module(tmp_path: Path) -> None:
 
 def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
     told = run(tmp_path, POOL, "-np", "3", sys.executable, "-m", "ronde.mpi.futures")
-    assert told.splitlines() == ["squares [0, 1, 4, 9, 16] 2", "raised no 3", "again 81"]
+    assert told.splitlines() == [
+        "squares [0, 1, 4, 9, 16] 2",
+        "raised no 3",
+        "of the script True",
+        "cannot be loaded TypeError",
+        "again 81",
+    ]
 
 
 def test_a_rank_that_raises_is_named_on_the_others(tmp_path: Path) -> None:

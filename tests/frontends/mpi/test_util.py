@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -144,3 +145,40 @@ def test_a_condition_wakes_in_order_and_a_semaphore_has_its_permits(ranks: Run) 
         return True
 
     assert ranks(3, body) == [True] * 3
+
+
+class TwoArguments(Exception):
+    """An error whose pickle cannot be loaded, as those of many libraries."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+
+
+class Refused:
+    """An argument whose pickle cannot be loaded."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def raise_it(_: object) -> None:
+    raise TwoArguments(1, "text")
+
+
+@pytest.mark.parametrize("given", [1, Refused()])
+def test_what_cannot_be_loaded_is_an_error_of_its_task_alone(ranks: Run, given: object) -> None:
+    def body(comm: Any) -> Any:
+        from frontends.mpi.futures.workers import RankPool, Task, serve
+
+        if comm.rank == 1:
+            return serve(comm, 0)
+        pool = RankPool(comm, None, None, ())
+        futures: list[Future[Any]] = [Future(), Future()]
+        pool.put(Task(futures[0], (raise_it, (given,), {})))
+        pool.put(Task(futures[1], (abs, (-2,), {})))
+        with pytest.raises((TypeError, ValueError)):
+            futures[0].result(timeout=60)
+        pool.close()
+        return futures[1].result(timeout=60)
+
+    assert ranks(2, body) == [2, True]
