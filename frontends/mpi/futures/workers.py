@@ -74,10 +74,16 @@ class RankPool:
             try:
                 body()
             except BaseException as error:  # noqa: BLE001 - it is raised by the futures
-                self._error = error
-                for future in list(self._running.values()):
-                    if not future.done():
-                        future.set_exception(error)
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """The pool has failed, and so all its tasks: those that run here, the others in `_give`."""
+        self._error = error
+        for future in list(self._running.values()):
+            if not future.done():
+                future.set_exception(error)
+        for _ in range(self.size):  # nobody waits for a worker that does not answer
+            self._idle.put(-1)
 
     def put(self, task: Task) -> None:
         if self._error is not None:
@@ -92,8 +98,10 @@ class RankPool:
             rank = self._idle.get()
             self._running[rank] = task.future
             if self._error is not None:
-                task.future.set_exception(self._error)
-                return
+                self._idle.put(rank)
+                if not task.future.done():
+                    task.future.set_exception(self._error)
+                continue
             try:
                 call = MPI.pickle.dumps(task.call)
             except Exception as error:  # noqa: BLE001 - the call cannot be pickled: that is for the future
@@ -101,10 +109,13 @@ class RankPool:
                 self._idle.put(rank)
                 task.future.set_exception(error)
             else:
-                self._comm.send(call, rank, TASK)
+                try:
+                    self._comm.send(call, rank, TASK)
+                except MPI.Exception as error:
+                    self._fail(error)
         for _ in range(self.size):
             self._idle.get()
-        for rank in self._workers:
+        for rank in self._workers if self._error is None else ():
             self._comm.send(None, rank, TASK)
 
     def _collect(self) -> None:

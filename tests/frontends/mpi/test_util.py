@@ -182,3 +182,26 @@ def test_what_cannot_be_loaded_is_an_error_of_its_task_alone(ranks: Run, given: 
         return futures[1].result(timeout=60)
 
     assert ranks(2, body) == [2, True]
+
+
+def test_a_worker_that_is_lost_fails_all_tasks_and_the_end(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        from frontends.mpi import MPI
+        from frontends.mpi.futures.workers import TASK, RankPool, Task
+
+        if comm.rank == 1:
+            comm.recv(source=0, tag=TASK)
+            comm.recv(source=0, tag=TASK)
+            with pytest.raises(SystemExit):
+                comm.Abort(3)
+            return None
+        pool = RankPool(comm, None, None, ())
+        futures: list[Future[Any]] = [Future() for _ in range(3)]
+        for future in futures:
+            pool.put(Task(future, (abs, (-1,), {})))
+        errors = [type(future.exception(timeout=60)) for future in futures]
+        with pytest.raises(MPI.Exception):
+            pool.close()
+        return all(issubclass(error, MPI.Exception) for error in errors)
+
+    assert ranks(2, body)[0] is True
