@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -206,6 +208,8 @@ class CommBase(Attributed, Handling):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
+        if threading.current_thread() is not threading.main_thread() and not self.peers.process.is_local:
+            os._exit(errorcode)  # SystemExit would end this thread alone
         raise SystemExit(errorcode)
 
     # ---- info, buffers of sends, attributes

@@ -65,6 +65,19 @@ try:
 except MPI.Exception as error:
     print("told", error.Get_error_class() == MPI.ERR_PROC_FAILED, "rank 1" in str(error))
 """
+THREAD = """
+import threading, time
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+if comm.rank == 1:
+    threading.Thread(target=comm.Abort, args=(7,)).start()
+    time.sleep(60)
+try:
+    comm.Barrier()
+except MPI.Exception as error:
+    print("told", "MPI.Comm.Abort(7)" in str(error), flush=True)
+    time.sleep(60)
+"""
 
 
 def run(tmp_path: Path, text: str, *words: str, code: int = 0) -> str:
@@ -97,6 +110,10 @@ def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
 
 def test_a_rank_that_raises_is_named_on_the_others(tmp_path: Path) -> None:
     assert "told True True" in run(tmp_path, LOST, "-np", "2", "--mpi4py", code=1)
+
+
+def test_abort_in_a_thread_ends_the_process_with_its_code(tmp_path: Path) -> None:
+    assert "told True" in run(tmp_path, THREAD, "-np", "2", "--mpi4py", code=7)
 
 
 def test_interfaces_of_c_say_what_to_do(tmp_path: Path) -> None:
