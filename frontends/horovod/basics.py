@@ -130,7 +130,7 @@ def broadcast_object(
 
     Raises ValueError if `root_rank` is not in the process set, HorovodInternalError if a rank is lost.
     """
-    comm, root = process_set.communicator, root_in(process_set, root_rank)
+    comm, root = communicator_of(process_set), root_in(process_set, root_rank)
     full = full_name(comm, "broadcast_object", name)
     with as_horovod():
         found = comm.broadcast_object_async(obj, root, name=full).wait()
@@ -139,6 +139,6 @@ def broadcast_object(
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return the objects of all ranks, in rank order. Raises HorovodInternalError if a rank is lost."""
-    comm = process_set.communicator
+    comm = communicator_of(process_set)
     with as_horovod():
         return list(comm.allgather_object_async(obj, name=full_name(comm, "allgather_object", name)).wait())

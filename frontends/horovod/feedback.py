@@ -79,11 +79,13 @@ AnyCompression: TypeAlias = type[Compressor] | ErrorFeedback
 
 
 def is_lossy(compression: AnyCompression) -> TypeGuard[ErrorFeedback]:
-    """True for an ErrorFeedback. Raises TypeError for a bare compressor, which has no memory."""
+    """True for an ErrorFeedback. Raises TypeError for a bare compressor, which has no memory, and for what is none."""
     if isinstance(compression, Lossy):
         raise TypeError(
             f"compression={compression}: give Compression.of({compression}), which keeps the error feedback"
         )
+    if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
+        raise TypeError(f"compression={compression!r}: must be Compression.none, another one, or an object of its kind")
     return isinstance(compression, ErrorFeedback)
 
 

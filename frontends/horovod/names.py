@@ -48,22 +48,29 @@ def reset_numbers(communicator: Communicator) -> None:
 
 def communicator_of(process_set: ProcessSet) -> Communicator:
     """Return the communicator of a process set. Raises TypeError for another object, ValueError for an unknown set."""
+    _ranks_of(process_set)
+    return process_set.communicator
+
+
+def _ranks_of(process_set: ProcessSet) -> list[int]:
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"process_set={process_set!r}: must be a ProcessSet")
-    return process_set.communicator
+    return process_set.ranks or []
 
 
 def alone_in(process_set: ProcessSet) -> bool:
     """True if this rank has no other rank to combine with: it is the only member, or not a member.
 
-    Raises NotInitializedError before `init`, ValueError for a process set that was not added.
+    Raises NotInitializedError before `init`, TypeError for another object, ValueError for a process set that was not
+    added.
     """
-    return rank() not in (process_set.ranks or ()) or process_set.communicator.size == 1
+    return rank() not in _ranks_of(process_set) or process_set.communicator.size == 1
 
 
 def root_in(process_set: ProcessSet, root_rank: int) -> int:
-    """Translate a rank of the world into its rank in the process set. Raises ValueError if it is not a member."""
-    ranks = process_set.ranks or []
+    """Translate a rank of the world into its rank in the process set. Raises ValueError if it is not a member,
+    TypeError for another object than a process set."""
+    ranks = _ranks_of(process_set)
     if root_rank not in ranks:
         raise ValueError(f"root_rank={root_rank!r}: must be a rank of the process set, one of {ranks}")
     return ranks.index(root_rank)

@@ -35,7 +35,7 @@ def rows_for(
         )
     if given is None:
         return [rows // size] * size
-    found = list(given)
+    found = list(given) if isinstance(given, Iterable) else [given]
     if len(found) != size or not all(isinstance(one, Integral) and one >= 0 for one in found) or sum(found) != rows:
         raise ValueError(
             f"{splits}={found}: must be {size} integers, one for each rank, 0 or more and {rows} together, "

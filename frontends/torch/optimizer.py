@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Adasum, Average, ErrorFeedback, check_passes, is_lossy, predivided
+from frontends.horovod import Adasum, Average, ErrorFeedback, choose_op, is_lossy, predivided
 from frontends.torch.adasum import StepReduction
 from frontends.torch.compression import AnyCompression, Compression
 from frontends.torch.parameters import Parameter, Roster
@@ -57,12 +57,14 @@ def DistributedOptimizer(
     ValueError on every rank, with the names of the parameters, if the ranks' optimizers have different parameters.
     Gradients that are on their way then keep waiting for the others, so `shutdown` must follow.
 
-    Raises ValueError for bad names, groups or numbers, and for an optimizer that is a distributed one.
+    Raises TypeError or ValueError for bad arguments, and for an optimizer that is a distributed one.
     """
     if isinstance(optimizer, _Distributed):
         raise ValueError("optimizer: is a DistributedOptimizer; give the optimizer that it was made of")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer: must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    op = choose_op(op)
     factors = predivided(op, gradient_predivide_factor)
-    check_passes(backward_passes_per_step)
     if num_groups:
         warnings.warn("num_groups: deprecated, use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from frontends.horovod import check_passes
+
 
 class PassCounter:
     """The number of backward passes that each gradient still needs in this step. Gradients are numbered: a parameter as
     the key of a dict takes longer than all the rest, since torch hashes it in Python."""
 
     def __init__(self, count: int, passes: int) -> None:
+        """Raises ValueError."""
         self._count = count
-        self._passes = passes
+        self._passes = 1
+        self.set_passes(passes)
         self.restart()
 
     def set_passes(self, passes: int) -> None:
         """Change the number of passes of the steps that begin from now on. Raises ValueError."""
-        if passes < 1:
-            raise ValueError(f"passes={passes!r}: must be 1 or more")
+        check_passes(passes)
         self._passes = passes
 
     def resize(self, count: int) -> None:

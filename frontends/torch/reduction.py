@@ -175,7 +175,7 @@ class GradientReduction:
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(): the gradients are combined twice"
                 )
-                warnings.warn(text, stacklevel=4)
+                warnings.warn(text, stacklevel=3)
             self.synchronize(param_groups)
             if closure is not None:
                 closure = partial(self._evaluate, closure, param_groups)

@@ -211,3 +211,42 @@ def test_it_is_wrapped_once_and_not_copied(world: World) -> None:
         copy.deepcopy(optimizer.state_dict())
 
     world.run(refused)
+
+
+def test_wrong_arguments_are_named_before_anything_is_reduced(world: World) -> None:
+    wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (TypeError, "optimizer: .*Linear", {"optimizer": torch.nn.Linear(1, 1)}),
+        (ValueError, "op='foo'", {"op": "foo"}),
+        (TypeError, "compression=None", {"compression": None}),
+        (TypeError, "compression='fp16'", {"compression": "fp16"}),
+        (ValueError, "backward_passes_per_step=0", {"backward_passes_per_step": 0}),
+        (ValueError, "backward_passes_per_step=1.5", {"backward_passes_per_step": 1.5}),
+        (ValueError, "backward_passes_per_step='2'", {"backward_passes_per_step": "2", "op": hvd.Adasum}),
+        (ValueError, "gradient_predivide_factor=0", {"gradient_predivide_factor": 0}),
+        (TypeError, "process_set=", {"process_set": [0, 1]}),
+    ]
+
+    def refused(comm: Any) -> None:
+        one, optimizer = made()
+        for kind, text, options in wrong:
+            with pytest.raises(kind, match=text):
+                hvd.DistributedOptimizer(**{"optimizer": torch.optim.SGD([one], lr=1.0), **options})
+        with pytest.raises(ValueError, match="backward_passes_per_step=0"):
+            optimizer.set_backward_passes_per_step(0)
+        for compression in (None, "fp16"):
+            with pytest.raises(TypeError, match="compression="):
+                hvd.allreduce(one, compression=compression)
+        for call in (
+            hvd.broadcast_object,
+            hvd.allgather_object,
+            lambda one, **options: hvd.broadcast(one, 0, **options),
+        ):
+            with pytest.raises(TypeError, match="process_set="):
+                call(one, process_set=[0, 1])
+        with pytest.raises(ValueError, match="splits="):
+            hvd.alltoall(one, 2)
+        (2 * comm.rank * one.sum()).backward()
+        optimizer.step()
+        assert one[0].item() == 7
+
+    world.run(refused)
