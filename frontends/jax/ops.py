@@ -1,8 +1,9 @@
 """Collectives on trees of arrays: eager, and within jit, grad, scan and cond.
 
-All arrays of a tree travel as one operation. All ranks must make the same calls in the same order; programs traced from
-the same function do. A call without a name is numbered when it runs. An error is raised where the result is used, as
-jax.errors.JaxRuntimeError with the text of Ronde's error; call `settle` to continue after it.
+All arrays of a tree travel as one operation. If the tree has keys, the ranks compare them in a small exchange before.
+All ranks must make the same calls in the same order; programs traced from the same function do. A call without a name
+is numbered when it runs. An error is raised where the result is used, as jax.errors.JaxRuntimeError with the text of
+Ronde's error; call `settle` to continue after it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from jax.experimental import sparse
 import collectives
 from collectives import OpName, ProcessSet, global_process_set
 from collectives.arrays import check_op
-from frontends.horovod import Fact, check_linear, choose_op, communicator_of, is_lossy, number_of, root_in, set_ranks
+from frontends.horovod import (
+    DENSE,
+    Fact,
+    check_linear,
+    choose_op,
+    communicator_of,
+    is_lossy,
+    number_of,
+    root_in,
+    set_ranks,
+)
 from frontends.jax.compression import AnyCompression, Compression
 from frontends.jax.primitive import bind, settle
 from frontends.jax.requests import Request
@@ -60,12 +71,13 @@ def allreduce(
                                        Compression.int8, .topk or .powersgd has made
 
     Differentiable for Sum and Average: the gradient is reduced in the same way. Raises TypeError or ValueError for a
-    bad argument; JaxRuntimeError on every rank if they disagree about types, shapes or op, or a rank is lost.
+    bad argument; JaxRuntimeError on every rank if they disagree about types, shapes, op or the keys of the tree, or a
+    rank is lost.
     """
     op = choose_op(op)
     request = _request("allreduce", process_set, name, op=op, prescale=prescale_factor, postscale=postscale_factor)
     arrays, tree = _arrays(x)
-    return jax.tree_util.tree_unflatten(tree, _reduced(request, arrays, compression))
+    return jax.tree_util.tree_unflatten(tree, _reduced(_with_keys(request, x), arrays, compression))
 
 
 def grouped_allreduce(
@@ -126,7 +138,7 @@ def allgather(
         for array in arrays:
             if (array.shape or (1,))[0] != rows[comm.rank]:
                 raise ValueError(f"rows={list(rows)}: x has {(array.shape or (1,))[0]} on rank {comm.rank}")
-    request = _request("allgather", process_set, name, rows=rows)
+    request = _with_keys(_request("allgather", process_set, name, rows=rows), x)
     return jax.tree_util.tree_unflatten(tree, bind(request, *arrays) if arrays else [])
 
 
@@ -136,7 +148,7 @@ def broadcast(x: Any, root_rank: int, name: str | None = None, process_set: Proc
     The gradient is the average of all ranks' gradients on the root, zeros elsewhere.
     """
     arrays, tree = _arrays(x)
-    request = _broadcast(process_set, root_rank, name)
+    request = _with_keys(_broadcast(process_set, root_rank, name), x)
     return jax.tree_util.tree_unflatten(tree, bind(request, *arrays) if arrays else [])
 
 
@@ -164,7 +176,7 @@ def reduce_scatter(
     check_linear(op, "reduce_scatter")
     request = _request("reducescatter", process_set, name, op=op, prescale=prescale_factor, postscale=postscale_factor)
     arrays, tree = _arrays(x, "has no axis to split; it must have at least one dimension")
-    return jax.tree_util.tree_unflatten(tree, _reduced(request, arrays, compression))
+    return jax.tree_util.tree_unflatten(tree, _reduced(_with_keys(request, x), arrays, compression))
 
 
 def alltoall(
@@ -194,7 +206,7 @@ def alltoall(
             )
         if table is not None and sum(table[comm.rank]) != array.shape[0]:
             raise ValueError(f"splits[{comm.rank}]={list(table[comm.rank])}: must be {array.shape[0]} rows together")
-    request = _request("alltoall", process_set, name, table=table)
+    request = _with_keys(_request("alltoall", process_set, name, table=table), x)
     return jax.tree_util.tree_unflatten(tree, bind(request, *arrays) if arrays else [])
 
 
@@ -222,6 +234,15 @@ def shutdown() -> None:
 def _request(kind: str, process_set: ProcessSet, name: str | None, **details: Any) -> Request:
     comm = communicator_of(process_set)
     return Request(kind, name, set_ranks(process_set), size=comm.size, rank=comm.rank, **details)
+
+
+def _with_keys(request: Request, x: Any) -> Request:
+    """The request for a tree. If that has keys, all ranks agree on them before: arrays are combined by their order."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(x, is_leaf=is_sparse)[0]]
+    if all(isinstance(key, jax.tree_util.SequenceKey) for path in paths for key in path):
+        return request
+    names = [jax.tree_util.keystr(path) for path in paths]
+    return replace(request, label=request.kind, facts=tuple(Fact(name, name, "", DENSE) for name in names))
 
 
 def _broadcast(process_set: ProcessSet, root_rank: int, name: str | None) -> Request:

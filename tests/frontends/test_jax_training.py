@@ -251,6 +251,31 @@ def test_trees_that_differ_between_ranks_are_refused_on_all(pool: Pools) -> None
     pool(2).run(in_world, other_trees)
 
 
+def other_keys(rank: int, size: int) -> list[str]:
+    tree = {"a": jnp.ones(4), ("b" if rank == 0 else "c"): jnp.full(4, 2.0)}
+    calls = [
+        lambda: hvd.allreduce(tree),
+        lambda: jax.jit(hvd.allreduce)(tree),
+        lambda: hvd.reduce_scatter(tree),
+        lambda: hvd.allgather(tree),
+        lambda: hvd.broadcast(tree, 0),
+        lambda: hvd.alltoall(tree),
+    ]
+    texts = []
+    for call in calls:
+        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+            jax.block_until_ready(call())
+        texts.append(str(caught.value))
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            hvd.settle()
+    return texts
+
+
+def test_f1_trees_with_other_keys_are_not_mixed(pool: Pools) -> None:
+    for texts in pool(2).run(in_world, other_keys):
+        assert all("'b'" in text and "'c'" in text for text in texts), texts
+
+
 def stated_sizes(rank: int, size: int) -> list[str]:
     x = jnp.arange(4.0) + 10 * rank
     calls = [
