@@ -313,16 +313,19 @@ class Messages(CommBase):
         """The receive of the message that a probe finds, which no other receive can take; None without one."""
         found = Status() if status is None else status
         while True:
-            if wait and not self._probe(source, tag, found, wait=True):
-                continue
-            with self.peers.process.probing:
-                if not self._probe(source, tag, found, wait=False):
-                    if wait:  # another thread has taken it
-                        continue
-                    return None
-                if found.source == PROC_NULL:
-                    return Ended(_NO_RANK)
-                return Receiving(self.peers, None, _as_they_are, found.source, found.tag)
+            if not self._probe(source, tag, found, wait=wait):
+                if wait:
+                    continue
+                return None
+            if found.source == PROC_NULL:
+                return Ended(_NO_RANK)
+            receiving = Receiving(self.peers, None, _as_they_are, found.source, found.tag)
+            receiving.cancel()  # it does nothing to a receive that has matched
+            rank, number, nbytes, cancelled = receiving.envelope()
+            if not cancelled:
+                found.fill(rank, number, nbytes)
+                return receiving
+            # another thread has received the message
 
 
 def _as_they_are(data: Bytes) -> Bytes:

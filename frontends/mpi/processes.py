@@ -5,7 +5,6 @@ There is one for each world communicator of Ronde; ranks that are threads of one
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any, Final
 
@@ -19,7 +18,6 @@ class Process:
 
     world      the world communicator of Ronde
     buffered   buffered sends in flight
-    probing    held between a matched probe's look at a message and its receive
     successor  after a failure, the state in the world of the ranks that are left; None before they have met
     moved      the ranks that are left: their numbers in this world and in that
     """
@@ -27,7 +25,6 @@ class Process:
     def __init__(self, world: Communicator) -> None:
         self.world = world
         self.buffered: list[Work[Any]] = []
-        self.probing = threading.RLock()
         self.bodies: dict[str, Any] = {}
         self.buffer: Any = None
         self.successor: Process | None = None

@@ -112,6 +112,32 @@ def test_matched_probes_take_the_message_that_they_found(ranks: Run) -> None:
     assert ranks(3, body)[0] == [10, 20]
 
 
+def test_a_matched_probe_whose_message_is_received_meanwhile_looks_again(
+    ranks: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from frontends.mpi.comm_messages import Messages
+
+    look, taken = Messages._probe, []
+
+    def look_and_lose(comm: Any, *arguments: Any, **options: Any) -> bool:
+        found = look(comm, *arguments, **options)
+        if found and not taken:
+            taken.append(comm.recv(source=1))
+        return found
+
+    def body(comm: Any) -> Any:
+        if comm.rank:
+            for each in ("one", "two"):
+                comm.send(each, 0)
+            return None
+        comm.Probe(source=1)
+        monkeypatch.setattr(Messages, "_probe", look_and_lose)
+        return comm.mprobe().recv(), comm.improbe()
+
+    assert ranks(2, body)[0] == ("two", None)
+    assert taken == ["one"]
+
+
 def test_requests_of_several_kinds_are_waited_for_together(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()
