@@ -117,7 +117,8 @@ def _sparse(
 ) -> tf.IndexedSlices:
     _check_sparse(op)
     small, ctx = compression.compress(slices.values)
-    values, indices = grouped_allgather([small, slices.indices], name, ignore_name_scope, process_set)
+    parts = [_form_of(slices), small, slices.indices]
+    _, values, indices = grouped_allgather(parts, name, ignore_name_scope, process_set)
     values = compression.decompress(values, ctx)
     if op == Average:
         values = tf.truediv(values, tf.cast(process_set.size() or 1, values.dtype))
@@ -125,6 +126,12 @@ def _sparse(
         wide = values if values.dtype.is_floating or values.dtype.is_complex else tf.cast(values, tf.float64)
         values = tf.cast(wide * tf.cast(factor, wide.dtype), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _form_of(slices: tf.IndexedSlices) -> tf.Tensor:
+    """Return a tensor without rows, whose allgather shows if the dense shape is the same on all ranks."""
+    lengths = [] if slices.dense_shape is None else tf.cast(slices.dense_shape, tf.int64)
+    return tf.zeros(tf.concat([tf.constant([0], tf.int64), lengths], 0), tf.uint8)
 
 
 def _check_sparse(op: OpName) -> None:

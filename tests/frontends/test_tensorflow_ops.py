@@ -217,6 +217,10 @@ def mistakes(rank: int, size: int) -> None:
         text = raised(kind, function, disagreeing)
         assert "do not fit together" in text
         assert all(f"rank {peer}: allreduce(float32 ({2 + peer},), op=average)" in text for peer in range(size))
+    of_other_shapes = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3 + rank, 2]))
+    for function in (hvd.allreduce, tf.function(lambda: hvd.allreduce(of_other_shapes))):
+        arguments = (of_other_shapes,) if function is hvd.allreduce else ()
+        assert "do not fit together" in raised(tf.errors.FailedPreconditionError, function, *arguments)
     with pytest.raises(hvd.HorovodInternalError) as told:
         hvd.allreduce(disagreeing)
     assert isinstance(told.value.__cause__, MismatchError)
