@@ -52,7 +52,6 @@ from collectives.arrays.views import (
     casts,
     check_dtype,
     flat,
-    shorten,
     type_name,
 )
 
@@ -100,7 +99,6 @@ __all__ = [
     "scaling",
     "scaling_loop",
     "share",
-    "shorten",
     "small_floats",
     "type_name",
 ]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.arrays import shorten, type_name
+from collectives.arrays import type_name
 from collectives.schedule import split_evenly
 
 _NUMBERS = (int, float, np.integer, np.floating)
@@ -99,7 +99,7 @@ def as_tuple(value: Sequence[int] | None, name: str) -> tuple[int, ...] | None:
 def check_arrays(xs: Sequence[Any]) -> None:
     """Raise TypeError unless `xs` can be the arrays of a group: an iterator would be at its end for the next call."""
     if not hasattr(xs, "__len__") or not hasattr(xs, "__iter__") or getattr(xs, "ndim", 1) == 0:
-        raise TypeError(f"xs={shorten(xs)}: must be a list of arrays, not {type_name(xs)}")
+        raise TypeError(f"xs={xs!r}: must be a list of arrays, not {type_name(xs)}")
 
 
 def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:

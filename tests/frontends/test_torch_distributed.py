@@ -634,7 +634,7 @@ def bad_arguments(path: str) -> None:
             dist.all_gather([torch.ones(2)] * 3, torch.ones(2))
         with pytest.raises(ValueError, match="first dimension"):
             dist.all_to_all_single(torch.ones(3), torch.ones(3))
-        with pytest.raises(ValueError, match=r"output_split_sizes=\[3\]: must be 2 numbers"):
+        with pytest.raises(ValueError, match=r"output_split_sizes=\[3\]: must be 2 integers"):
             dist.all_to_all_single(torch.ones(3), torch.ones(3), [3], [2, 1])
         with pytest.raises(ValueError, match=r"input_split_sizes=\[-1, 4\]: must be .* 3 together"):
             dist.all_to_all_single(torch.ones(3), torch.ones(3), [2, 1], [-1, 4])

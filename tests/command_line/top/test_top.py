@@ -73,13 +73,14 @@ def test_a_rank_that_stays_away_ends_the_chain_and_its_stack_shows_where_it_is(t
             if figures["chain"] is not None or time.monotonic() > deadline:
                 break
         stack = top("--stack", "1").stdout
-        refused = top("--stack", "7").stdout
+        refused = top("--stack", "7")
     assert figures["chain"]["ranks"][-1] == 1
     assert not figures["chain"]["circle"]
     assert [row["state"] for row in figures["ranks"]] == ["waiting", "computing", "waiting"]
     assert [row["waits_for"]["first"] for row in figures["ranks"]] == [[1], [], [1]]
     assert "in stay_away" in stack
-    assert "no answer" in refused
+    assert refused.returncode == 2
+    assert "--stack 7: must be a rank of the job, 0 to 2" in refused.stderr
 
 
 def test_jobs_are_listed_and_one_of_several_is_named(tmp_path: Path) -> None:
