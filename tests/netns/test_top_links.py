@@ -13,7 +13,7 @@ import pytest
 
 from tests.collectives.launch.launcher import RONDE
 from tests.command_line.top.jobs import WAITS
-from tests.netns.network import Network
+from tests.netns.network import Host, Network
 from tests.netns.table import ROOT
 from tests.netns.test_ssh import wait_until
 from tests.netns.test_top import BOUND, OWN_FOLDER, look
@@ -43,6 +43,14 @@ def running(network: Network, case: str, folder: Path) -> Iterator[None]:
         assert [job.finish().code for job in jobs] == [0] * len(jobs)
 
 
+def await_verdict(host: Host, folder: Path, expected: list[tuple[str, list[int], str]]) -> None:
+    """Look at the job until a look has this verdict: in a single one the system may keep any rank from running."""
+    seen: list[list[tuple[str, list[int], str]]] = []
+    while expected not in seen:
+        assert len(seen) < 20, seen
+        seen.append(verdict(look(host, folder)))
+
+
 def verdict(figures: Any) -> list[tuple[str, list[int], str]]:
     """The reasons, ranks and hosts."""
     return [(one["kind"], one["ranks"]["first"], one["host"]) for one in figures["culprits"]]
@@ -55,8 +63,8 @@ def test_a_host_with_a_narrow_link(hosts: Sequence[str], ranks: list[int], named
     with Network(hosts) as network:
         network.slow(hosts[-1], "20mbit", "200ms")
         with running(network, "large", tmp_path):
-            found = [verdict(look(host, tmp_path)) for host in (network.hosts[hosts[0]], network.hosts[hosts[-1]])]
-    assert found == [[("slow link", ranks, named)]] * 2
+            for host in (network.hosts[hosts[0]], network.hosts[hosts[-1]]):
+                await_verdict(host, tmp_path, [("slow link", ranks, named)])
 
 
 @pytest.mark.parametrize(
@@ -64,18 +72,15 @@ def test_a_host_with_a_narrow_link(hosts: Sequence[str], ranks: list[int], named
 )
 def test_a_host_that_is_far_away(hosts: Sequence[str], ranks: list[int], named: str, tmp_path: Path) -> None:
     with Network(hosts, delay=0.02, far=hosts[-1:]) as network, running(network, "small", tmp_path):
-        figures = look(network.hosts["alpha"], tmp_path)
-    assert verdict(figures) == [("slow link", ranks, named)]
+        await_verdict(network.hosts["alpha"], tmp_path, [("slow link", ranks, named)])
 
 
 @pytest.mark.parametrize("case", ["sleeps", "late"])
 def test_a_rank_that_comes_late_is_no_slow_link(case: str, tmp_path: Path) -> None:
     with Network(TRIO) as network, running(network, case, tmp_path):
-        figures = look(network.hosts["alpha"], tmp_path)
-    assert verdict(figures) == [("late", [2], "gamma")]
+        await_verdict(network.hosts["alpha"], tmp_path, [("late", [2], "gamma")])
 
 
 def test_a_rank_that_comes_late_over_a_slow_link(tmp_path: Path) -> None:
     with Network(TRIO, delay=0.0005, far=TRIO) as network, running(network, "late", tmp_path):
-        figures = look(network.hosts["beta"], tmp_path)
-    assert verdict(figures) == [("late", [2], "gamma")]
+        await_verdict(network.hosts["beta"], tmp_path, [("late", [2], "gamma")])
