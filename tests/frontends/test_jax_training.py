@@ -251,16 +251,8 @@ def test_trees_that_differ_between_ranks_are_refused_on_all(pool: Pools) -> None
     pool(2).run(in_world, other_trees)
 
 
-def other_keys(rank: int, size: int) -> list[str]:
-    tree = {"a": jnp.ones(4), ("b" if rank == 0 else "c"): jnp.full(4, 2.0)}
-    calls = [
-        lambda: hvd.allreduce(tree),
-        lambda: jax.jit(hvd.allreduce)(tree),
-        lambda: hvd.reduce_scatter(tree),
-        lambda: hvd.allgather(tree),
-        lambda: hvd.broadcast(tree, 0),
-        lambda: hvd.alltoall(tree),
-    ]
+def errors_of(*calls: Callable[[], Any]) -> list[str]:
+    """The texts of the errors that these calls end with."""
     texts = []
     for call in calls:
         with pytest.raises(jax.errors.JaxRuntimeError) as caught:
@@ -269,6 +261,18 @@ def other_keys(rank: int, size: int) -> list[str]:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             hvd.settle()
     return texts
+
+
+def other_keys(rank: int, size: int) -> list[str]:
+    tree = {"a": jnp.ones(4), ("b" if rank == 0 else "c"): jnp.full(4, 2.0)}
+    return errors_of(
+        lambda: hvd.allreduce(tree),
+        lambda: jax.jit(hvd.allreduce)(tree),
+        lambda: hvd.reduce_scatter(tree),
+        lambda: hvd.allgather(tree),
+        lambda: hvd.broadcast(tree, 0),
+        lambda: hvd.alltoall(tree),
+    )
 
 
 def test_f1_trees_with_other_keys_are_not_mixed(pool: Pools) -> None:
@@ -278,19 +282,11 @@ def test_f1_trees_with_other_keys_are_not_mixed(pool: Pools) -> None:
 
 def stated_sizes(rank: int, size: int) -> list[str]:
     x = jnp.arange(4.0) + 10 * rank
-    calls = [
+    return errors_of(
         lambda: hvd.alltoall(x, splits=[[3, 1], [1, 3]] if rank == 0 else [[1, 3], [3, 1]]),
         lambda: hvd.allgather(x, rows=[4, 4] if rank == 0 else None),
         lambda: hvd.allgather(x[: 1 + rank]),
-    ]
-    texts = []
-    for call in calls:
-        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
-            jax.block_until_ready(call())
-        texts.append(str(caught.value))
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            hvd.settle()
-    return texts
+    )
 
 
 def test_t2_sizes_that_ranks_state_differently(pool: Pools) -> None:

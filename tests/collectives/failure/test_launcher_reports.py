@@ -70,7 +70,7 @@ def test_error_raised_while_handling_a_consequence_is_one() -> None:
 
 @pytest.mark.parametrize("first", [ValueError("a"), errors.PeerLost("rank 1 died")])
 def test_causes_of_an_error_may_come_back_to_it(first: Exception) -> None:
-    """As with an error that is kept, raised again, and handled by code that raises from it."""
+    """An error that is kept, raised again, and handled by code that raises from it has such causes."""
     second, third = TypeError("b"), KeyError("c")
     third.__cause__, second.__context__, first.__cause__ = second, first, second
     assert is_consequence(third) == isinstance(first, errors.PeerLost)
