@@ -39,6 +39,7 @@ from collectives.gpu import DeviceAccess, DeviceCalls, DeviceOperations
 from collectives.membership import CONNECT_SECONDS, Standby, ask_to_leave, regroup, terms_of
 from collectives.metering import Endpoint, Header, HorovodTimeline, Meter, Timeline, Trace, prometheus_text, rank_path
 from collectives.negotiation import Engine
+from collectives.numeric import is_integer
 from collectives.operations import (
     MAKE_JOB,
     MESSAGES,
@@ -1392,7 +1393,7 @@ class Communicator(AsynchronousCalls):
         """
         for name, value in (("color", color), ("key", key)):
             none = name == "color"
-            if not (none and value is None) and (not isinstance(value, (int, np.integer)) or isinstance(value, bool)):
+            if not (none and value is None) and not is_integer(value):
                 raise TypeError(f"{name}={value!r}: must be an int" + (" or None" if none else ""))
         color, key = None if color is None else int(color), int(key)
         if color is not None and not 0 <= color < 2**63:
@@ -1442,7 +1443,7 @@ class Communicator(AsynchronousCalls):
         chosen = [self._arguments.root(rank, "ranks") for rank in ranks]
         if len(set(chosen)) != len(chosen) or self.rank not in chosen:
             raise ValueError(f"ranks={list(ranks)!r}: must contain each rank once, and this rank, {self.rank}")
-        if not isinstance(tag, (int, np.integer)) or isinstance(tag, bool) or not 0 <= tag < 1 << 28:
+        if not is_integer(tag) or not 0 <= tag < 1 << 28:
             raise ValueError(f"tag={tag!r}: must be an int, 0 to 2**28 - 1")
         self._check_process()
         meeting = Channel(self.transport, self._ranks, self._context, _MEETING, self._executor, new_context)

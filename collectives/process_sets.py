@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from collectives.communicator import Communicator
+from collectives.numeric import is_integer
 from collectives.world_communicator import is_initialized, world
 from transports.errors import MismatchError
 
@@ -164,7 +165,7 @@ def add_given(process_sets: Iterable[ProcessSet | Sequence[int]]) -> None:
 def _checked(ranks: Iterable[int]) -> tuple[int, ...]:
     """Return the ranks, sorted."""
     given = tuple(ranks)
-    if not all(isinstance(rank, (int, np.integer)) and not isinstance(rank, bool) for rank in given):
+    if not all(map(is_integer, given)):
         raise TypeError(f"ranks={list(given)!r}: must be ints")
     if not given or min(given) < 0 or len(set(given)) != len(given):
         raise ValueError(f"ranks={list(given)!r}: must be distinct, 0 or more, and at least one")

@@ -15,9 +15,8 @@ import time
 from types import TracebackType
 from typing import Any, Final
 
-import numpy as np
-
 from collectives.jit import Allocation, ArrayKeeper, MachineCode, load
+from collectives.numeric import is_integer
 from transports.arenas import HANDLER, PAGE, Arena, supported
 from transports.errors import ConfigError
 
@@ -79,7 +78,7 @@ def share_arrays(limit: int | None = None) -> SharedArrays:
     Raises ConfigError on a system without memfd_create, without Numba (`ronde[jit]`), or if the memory cannot be
     mapped; TypeError or ValueError for a bad limit, or another one than that of the arena that the process has.
     """
-    if limit is not None and (not isinstance(limit, (int, np.integer)) or isinstance(limit, bool)):
+    if limit is not None and not is_integer(limit):
         raise TypeError(f"limit={limit!r}: must be an int, the bytes of all arrays, or None")
     if limit is not None and not _LEAST_LIMIT <= limit < _MOST_LIMIT:
         raise ValueError(f"limit={limit}: must be at least {_LEAST_LIMIT} bytes, and less than {_MOST_LIMIT}")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.numeric import is_integer
 from collectives.world_communicator import is_initialized, world
 
 
@@ -29,7 +30,7 @@ class Sampler:
     def __init__(self, count: int, *, shuffle: bool = True, seed: int = 0) -> None:
         """Raises TypeError or ValueError if `count` or `seed` is no int, 0 or more."""
         for name, value in (("count", count), ("seed", seed)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            if not is_integer(value):
                 raise TypeError(f"{name}={value!r}: must be an int")
             if value < 0:
                 raise ValueError(f"{name}={value!r}: must be 0 or more")

@@ -10,9 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from collectives.arrays import type_name
+from collectives.numeric import NUMBERS, is_integer
 from collectives.schedule import split_evenly
-
-_NUMBERS = (int, float, np.integer, np.floating)
 
 FOREVER: Final = 2_000_000.0
 """Seconds, 23 days, that stand for no deadline: more are too many milliseconds for calls of the system that wait."""
@@ -41,7 +40,7 @@ class Arguments:
         """The seconds that a call may take. Raises ValueError for a bad value."""
         if timeout is None:
             return self.seconds
-        if isinstance(timeout, bool) or not isinstance(timeout, _NUMBERS) or not timeout > 0:
+        if isinstance(timeout, bool) or not isinstance(timeout, NUMBERS) or not timeout > 0:
             raise ValueError(f"timeout={timeout!r}: must be a positive number of seconds, or math.inf")
         return bounded(timeout)
 
@@ -51,7 +50,7 @@ class Arguments:
 
     def root(self, rank: int, name: str = "root") -> int:
         """A rank of this communicator as an int. Raises TypeError or ValueError, naming the argument."""
-        if type(rank) is not int and (not isinstance(rank, (int, np.integer)) or isinstance(rank, bool)):
+        if type(rank) is not int and not is_integer(rank):
             raise TypeError(f"{name}={rank!r}: must be an int")
         if not 0 <= rank < self.size:
             raise ValueError(f"{name}={rank}: must be a rank of this communicator, 0 to {self.size - 1}")
@@ -107,7 +106,7 @@ def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     given = shape if isinstance(shape, Iterable) and not isinstance(shape, str) else (shape,)
     lengths = []
     for length in given:
-        if not isinstance(length, (int, np.integer)) or isinstance(length, bool):
+        if not is_integer(length):
             raise TypeError(f"shape={shape!r}: must be an int or a sequence of ints")
         if length < 0:
             raise ValueError(f"shape={shape!r}: must be 0 or more in every dimension")
@@ -119,7 +118,7 @@ def scale_factor(value: float | None, name: str) -> float | None:
     """A factor as a float, None for 1. Raises TypeError, naming the argument, for anything but a number."""
     if value is None or type(value) is float:
         return None if value == 1 else value
-    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise TypeError(f"{name}={value!r}: must be a number")
     return None if value == 1 else float(value)
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from collectives.arrays import Array, Target, as_numpy, as_view, flat
 from collectives.execution import CallPosition, Executor
+from collectives.numeric import is_integer
 from collectives.operations.arguments import Arguments
 from collectives.operations.envelope import OBJECT_CHECK, SENDABLE, Status, check_of, dtype_of
 from collectives.operations.objects import Pickler, decode, encode, require_authenticated
@@ -631,7 +632,7 @@ class PointToPoint:
 
 def check_tag(tag: int, otherwise: str = "") -> int:
     """A tag as an int. Raises ValueError for a bad one; `otherwise` tells what else is allowed."""
-    if not isinstance(tag, (int, np.integer)) or isinstance(tag, bool) or not 0 <= tag <= MAX_USER_TAG:
+    if (type(tag) is not int and not is_integer(tag)) or not 0 <= tag <= MAX_USER_TAG:
         raise ValueError(f"tag={tag!r}: must be an int, 0 to 2**31 - 1{', ' if otherwise else ''}{otherwise}")
     return int(tag)
 

@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
-
+from collectives.numeric import NUMBERS
 from collectives.operations.arguments import bounded
 from transports import forking
 from transports.errors import DeadlineExceeded, ForkedError
@@ -46,7 +45,7 @@ class Work(ABC, Generic[T]):
     @staticmethod
     def seconds_of(timeout: float) -> float:
         """The argument `timeout` of `wait` as a float that calls of the system take. Raises TypeError for no number."""
-        if not isinstance(timeout, (int, float, np.integer, np.floating)):
+        if not isinstance(timeout, NUMBERS):
             raise TypeError(f"timeout={timeout!r}: must be a number of seconds, or None")
         return max(0.0, bounded(timeout))
 

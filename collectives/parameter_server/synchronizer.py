@@ -15,6 +15,7 @@ import numpy as np
 
 from collectives.arrays import is_small_float
 from collectives.communicator import Communicator
+from collectives.numeric import is_integer
 from collectives.operations import Status, Work
 from collectives.parameter_server.shard import Parameter, Rules, Shard
 from collectives.parameter_server.shards import assigned, shard_of
@@ -247,7 +248,7 @@ class Synchronizer:
         """
         self._check_worker("pull")
         self._check_name(name)
-        if newer_than is not None and (isinstance(newer_than, bool) or not isinstance(newer_than, int | np.integer)):
+        if newer_than is not None and not is_integer(newer_than):
             raise TypeError(f"newer_than={newer_than!r}: must be an int, such as versions[{name!r}]")
         return self._pull([name], newer_than)[name]
 
