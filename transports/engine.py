@@ -272,10 +272,13 @@ class Engine(Transport, AnySource, Owner):
         with self.lock:
             if self.life.obstacle is not None:
                 raise self.life.error()
-            self.match_queue.add(request)
-            if self._holding:
-                self.resume()
+            self._post(request)
         return request
+
+    def _post(self, receive: Receive) -> None:
+        self.match_queue.add(receive)
+        if self._holding:
+            self.resume()
 
     def issend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
         check_arguments(self, peer, tag, check)
@@ -312,21 +315,26 @@ class Engine(Transport, AnySource, Owner):
     ) -> Request:
         """See Transport. The receive of a long frame is posted before the send, so that it need not be kept."""
         check_arguments(self, source, tag, check)
-        if len(view) > _SHORT or not 0 <= dest < self.size or dest == self.rank:
+        if not 0 <= dest < self.size or self.rank in (dest, source):
             return super().sendrecv(dest, source, tag, data, view, deadline, check)
         check_view(data, writable=False)
         check_view(view, writable=True)
+        receiving = Receiving(self, source, tag, view, check) if len(view) > _SHORT else None
         with self.lock:
             if self.life.obstacle is not None:
                 raise self.life.error()
+            if receiving is not None:
+                self._post(receiving)
             try:
                 sending = self._route[dest].send(dest, tag, data, check)
             except BaseException as error:
                 self.crashed(error)
                 raise
-            taken = self._take((source,), range(tag, tag + 1), view, check)
-        if taken is None:
-            self.irecv(source, tag, view, check).wait(deadline)
+            if receiving is not None:
+                self.loop.attend(receiving)
+            elif self._take((source,), range(tag, tag + 1), view, check) is not None:
+                return sending
+        (receiving or self.irecv(source, tag, view, check)).wait(deadline)
         return sending
 
     def irecv_any(

@@ -12,6 +12,7 @@ import pytest
 
 from tests.transports.groups import groups, recv, soon
 from tests.transports.tcp_ranks import briefly, every, in_threads, link, member, ranks, tcp_link, wait_until
+from transports.driver import Awaited
 from transports.errors import AbortedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
 from transports.matching import MatchQueue
 from transports.tcp import Options, TcpTransport
@@ -100,6 +101,35 @@ def test_the_rest_of_it_goes_to_its_place() -> None:
 
         in_threads(lambda: t.recv(1, 7, memoryview(buffer), soon()), finish)
         assert buffer == payload
+
+
+def test_a_long_frame_is_read_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload, buffer = b"0123456789" * 10_000, bytearray(100_000)
+    with told(frame(7, payload) + frame(7, b"next")) as (t, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(t.driver, "wait", None)
+            patch.setattr(tcp_link(t), "send", lambda *_: t.sent)  # the lane to the peer is not connected
+            t.sendrecv(1, 1, 7, memoryview(b""), memoryview(buffer), soon())
+        assert buffer == payload
+        assert take(t, 7, 4) == b"next"
+
+
+class Endless(Awaited):
+    """A receive whose bytes never end."""
+
+    done = False
+
+    def check_possible(self) -> None:
+        """It is always."""
+
+    def poke(self) -> bool:
+        return True
+
+
+def test_a_peer_that_sends_without_end_does_not_keep_the_others_waiting() -> None:
+    with ranks(2) as (t, _), t.lock:
+        t.loop.attend(Endless())
+        assert time.monotonic() >= t.loop._sweep_at
 
 
 def test_a_receive_posted_before_comes_first() -> None:
