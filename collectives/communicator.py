@@ -1461,6 +1461,7 @@ class Communicator(AsynchronousCalls):
 
         Source: MPI_Comm_create_group of MPI 4.1, section 7.4.2.
         """
+        self._messages.check_open()
         channel = ranks if isinstance(ranks, Channel) else self.channel(ranks, tag=tag, timeout=timeout)
         self._family.release_dropped()
         numbers = {rank: number for number, rank in enumerate(self._ranks)}

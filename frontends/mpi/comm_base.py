@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-import collectives
 from frontends.mpi import constants, recovery
 from frontends.mpi.attributes import Attributed
 from frontends.mpi.constants import (
@@ -34,7 +33,7 @@ from frontends.mpi.info import INFO_NULL, Info, InfoBody
 from frontends.mpi.memory import BUFFER_AUTOMATIC, as_memory
 from frontends.mpi.operations import Ended
 from frontends.mpi.peers import Peers
-from frontends.mpi.processes import Process, current
+from frontends.mpi.processes import Process, current, world_of_rank
 from frontends.mpi.requests import Request
 
 
@@ -50,7 +49,7 @@ class Predefined(Body):
     def resolve(self) -> Peers:
         """The communicator of this rank."""
         world, latest = self._latest
-        if world is not None and world is collectives.world():
+        if world is not None and world is world_of_rank():
             return latest  # type: ignore[no-any-return]
         process = current()
         found: Peers | None = process.bodies.get(self.predefined)

@@ -395,20 +395,36 @@ class Datatype(Attributed):
     # ---- codes
 
     @property
+    def _code(self) -> str | None:
+        """The code of a program for it, None for a datatype without one."""
+        body: DatatypeBody | None = self._body
+        if body is None:
+            return None
+        if body.combiner == "DUP" and body.old is not None:
+            return body.old._code
+        if body.combiner in _F90 and body.dtype is not None:
+            return body.dtype.str[1:]
+        return predefined.CODES.get(body.predefined or "")
+
+    @property
     def typechar(self) -> str:
-        dtype = self._known().dtype
-        return "V" if dtype is None or dtype.names is not None else dtype.char
+        code = self._code
+        if code is None:
+            return "" if self._body is None else "V"
+        return code if len(code) == 1 else np.dtype(code).char
 
     @property
     def typestr(self) -> str:
-        dtype = self._known().dtype
+        if self._body is None:
+            return ""
+        dtype = self.dtype
         return f"V{self.extent}" if dtype is None or dtype.names is not None else dtype.str[1:]
 
     def tocode(self) -> str:
-        dtype = None if self._body is None else self._body.dtype
-        if dtype is None or dtype.names is not None:
+        code = self._code
+        if code is None:
             raise ValueError(f"{self.Get_name() or 'a derived datatype'}: has no code")
-        return str(dtype.char)
+        return code
 
     @classmethod
     def fromcode(cls, code: str) -> Datatype:

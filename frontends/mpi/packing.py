@@ -55,16 +55,20 @@ def _check(datarep: str) -> None:
 def _put(data: Bytes, outbuf: Any, position: int) -> int:
     target = as_memory(outbuf[0] if isinstance(outbuf, (list, tuple)) else outbuf).data
     end = position + len(data)
-    if position < 0 or end > len(target):
-        raise ValueError(f"position={position}: {len(data)} bytes do not fit into a buffer of {len(target)} bytes")
+    if position < 0:
+        raise error("ERR_ARG", f"position={position}: must be 0 or more")
+    if end > len(target):
+        raise error("ERR_TRUNCATE", f"position={position}: {len(data)} bytes, a buffer of {len(target)} bytes")
     target[position:end] = data
     return end
 
 
 def _take(inbuf: Any, position: int, nbytes: int) -> Bytes:
     source = as_memory(inbuf[0] if isinstance(inbuf, (list, tuple)) else inbuf).data
-    if position < 0 or position + nbytes > len(source):
-        raise ValueError(f"position={position}: the buffer of {len(source)} bytes has no {nbytes} bytes there")
+    if position < 0:
+        raise error("ERR_ARG", f"position={position}: must be 0 or more")
+    if position + nbytes > len(source):
+        raise error("ERR_TRUNCATE", f"position={position}: {nbytes} bytes, a buffer of {len(source)} bytes")
     return source[position : position + nbytes]
 
 
@@ -88,7 +92,11 @@ def _numbers(piece: Bytes, dtype: np.dtype[Any], *, outwards: bool) -> Bytes:
     narrow, wide = _size(dtype), dtype.itemsize
     if dtype.char in "lL" and narrow != wide:
         foreign = np.dtype(f">{'i' if dtype.char == 'l' else 'u'}{narrow}")
-        numbers = piece.view(dtype).astype(foreign) if outwards else piece.view(foreign).astype(dtype)
+        if not outwards:
+            return piece.view(foreign).astype(dtype).view(np.uint8)
+        numbers = piece.view(dtype).astype(foreign)
+        if not np.array_equal(numbers, piece.view(dtype)):
+            raise error("ERR_CONVERSION", f"a long has {8 * narrow} bits in {EXTERNAL}, and a number is beyond them")
         return numbers.view(np.uint8)
     if sys.byteorder == "big" or dtype.kind in "SV" or dtype.itemsize == 1:
         return piece

@@ -9,8 +9,8 @@ import numpy as np
 from collectives.arrays import small_floats
 
 _C: Final = {
-    "CHAR": "S1",
-    "WCHAR": "U1",
+    "CHAR": "c",
+    "WCHAR": "U",
     "SIGNED_CHAR": "b",
     "SHORT": "h",
     "INT": "i",
@@ -24,7 +24,7 @@ _C: Final = {
     "FLOAT": "f",
     "DOUBLE": "d",
     "LONG_DOUBLE": "g",
-    "C_BOOL": "?",
+    "C_BOOL": "b1",
     "INT8_T": "i1",
     "INT16_T": "i2",
     "INT32_T": "i4",
@@ -33,9 +33,9 @@ _C: Final = {
     "UINT16_T": "u2",
     "UINT32_T": "u4",
     "UINT64_T": "u8",
-    "FLOAT16_T": "f2",
-    "FLOAT32_T": "f4",
-    "FLOAT64_T": "f8",
+    "FLOAT16_T": "e",
+    "FLOAT32_T": "f",
+    "FLOAT64_T": "d",
     "C_COMPLEX": "F",
     "C_FLOAT_COMPLEX": "F",
     "C_DOUBLE_COMPLEX": "D",
@@ -45,16 +45,16 @@ _C: Final = {
     "CXX_DOUBLE_COMPLEX": "D",
     "CXX_LONG_DOUBLE_COMPLEX": "G",
 }
-_MPI: Final = {"PACKED": "B", "BYTE": "B", "AINT": "p", "OFFSET": "i8", "COUNT": "i8"}
+_MPI: Final = {"PACKED": "B", "BYTE": "B", "AINT": "p", "OFFSET": "p", "COUNT": "p"}
 _FORTRAN: Final = {
-    "CHARACTER": "S1",
+    "CHARACTER": "c",
     "LOGICAL": "i",
     "INTEGER": "i",
     "REAL": "f",
     "DOUBLE_PRECISION": "d",
     "COMPLEX": "F",
     "DOUBLE_COMPLEX": "D",
-    "LOGICAL1": "i1",
+    "LOGICAL1": "b1",
     "LOGICAL2": "i2",
     "LOGICAL4": "i4",
     "LOGICAL8": "i8",
@@ -65,8 +65,8 @@ _FORTRAN: Final = {
     "REAL2": "f2",
     "REAL4": "f4",
     "REAL8": "f8",
-    "COMPLEX8": "F",
-    "COMPLEX16": "D",
+    "COMPLEX8": "c8",
+    "COMPLEX16": "c16",
 }
 _PAIRS: Final = {
     "SHORT_INT": "h",
@@ -101,12 +101,23 @@ ALIASES: Final = {
 }
 
 
+CODES: Final = {**_MPI, **_C, **_FORTRAN, **{name: dtype.char for name, dtype in _BFLOAT16.items()}}
+"""The code of each predefined datatype of numbers, as mpi4py gives it."""
+_WIDE: Final = {"p": "q", "i8": "q", "u8": "Q"}
+"""The types of numbers that have 64 bits everywhere, in messages too. That of NumPy's "l" has 32 in external32."""
+
+
+def _number(code: str) -> np.dtype[Any]:
+    found = np.dtype(_WIDE.get(code, code))
+    return found if found.itemsize else np.dtype(f"{code}1")
+
+
 def _pair(code: str) -> np.dtype[Any]:
     return np.dtype([("value", code), ("index", "i")], align=True)
 
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
-    **{name: np.dtype(code) for name, code in {**_MPI, **_C, **_FORTRAN}.items()},
+    **{name: _number(code) for name, code in {**_MPI, **_C, **_FORTRAN}.items()},
     **_BFLOAT16,
     **{name: _pair(code) for name, code in _PAIRS.items()},
 }
@@ -121,12 +132,15 @@ def codes() -> dict[str, str]:
     """The predefined datatype for each code of a program: those of NumPy, `struct` and the array interface."""
     found: dict[str, str] = {}
     for name, code in _C.items():
-        dtype = np.dtype(code)
-        for key in (code, dtype.char, dtype.str[1:]):
+        dtype = DTYPES[name]
+        for key in (code, np.dtype(code).char, dtype.str[1:]):
             found.setdefault(key, name)
-    found.update({"c": "CHAR", "S": "CHAR", "S1": "CHAR", "U": "WCHAR", "U1": "WCHAR", "w": "WCHAR", "u": "WCHAR"})
-    found.update({"B": "UNSIGNED_CHAR", "b": "SIGNED_CHAR", "e": "FLOAT16_T", "p": "AINT", "P": "AINT"})
-    found.update({"n": "AINT", "N": "UNSIGNED_LONG", "b1": "C_BOOL"})
+    found.update(
+        {"c": "CHAR", "S": "CHAR", "S1": "CHAR", "a": "CHAR", "U": "WCHAR", "U1": "WCHAR", "w": "WCHAR", "u": "WCHAR"}
+    )
+    found.update({"B": "UNSIGNED_CHAR", "b": "SIGNED_CHAR", "e": "FLOAT16_T", "p": "AINT", "P": "UNSIGNED_LONG"})
+    found.update({"n": "COUNT", "N": "UNSIGNED_LONG", "?": "C_BOOL", "b1": "C_BOOL", "m8": "INT64_T"})
+    found.update({"Zf": "C_COMPLEX", "Zd": "C_DOUBLE_COMPLEX", "Zg": "C_LONG_DOUBLE_COMPLEX"})
     found.update(dict.fromkeys(("E", "bfloat16"), "BFLOAT16_T") if _BFLOAT16 else {})
     found.update({"i1": "INT8_T", "i2": "INT16_T", "i4": "INT32_T", "i8": "INT64_T"})
     found.update({"u1": "UINT8_T", "u2": "UINT16_T", "u4": "UINT32_T", "u8": "UINT64_T"})

@@ -9,8 +9,8 @@ import weakref
 from typing import Any, Final
 
 import collectives
-from collectives import Communicator, RondeError, Work
-from frontends.mpi.errors import failure
+from collectives import Communicator, NotInitializedError, RondeError, Work
+from frontends.mpi.errors import error, failure
 
 
 class Process:
@@ -35,8 +35,8 @@ class Process:
         """The result of an operation. Raises MPI's Exception."""
         try:
             return work.wait()
-        except RondeError as error:
-            raise failure(error)  # noqa: B904 - its cause is the error
+        except RondeError as cause:
+            raise failure(cause)  # noqa: B904 - its cause is the error
 
     def flush(self) -> None:
         """Wait for the buffered sends."""
@@ -52,9 +52,17 @@ class Process:
 _processes: Final[weakref.WeakKeyDictionary[Communicator, Process]] = weakref.WeakKeyDictionary()
 
 
+def world_of_rank() -> Communicator:
+    """The world communicator of this rank. Raises MPI's Exception before `Init` and after `Finalize`."""
+    try:
+        return collectives.world()
+    except NotInitializedError as cause:
+        raise error("ERR_OTHER", "MPI is not initialized, or is finalized") from cause
+
+
 def current() -> Process:
-    """The state of this rank. Raises NotInitializedError before `Init`."""
-    world = collectives.world()
+    """The state of this rank. Raises as `world_of_rank`."""
+    world = world_of_rank()
     found = _processes.get(world)
     if found is None:
         found = _processes.setdefault(world, Process(world))

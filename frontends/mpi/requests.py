@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, UNDEFINED
 from frontends.mpi.errors import Exception as MPIException
-from frontends.mpi.errors import error, missing
+from frontends.mpi.errors import Failure, error, missing
 from frontends.mpi.handles import SURFACE, Body, Handle
 from frontends.mpi.operations import Ended, Operation
 from frontends.mpi.status import Status
@@ -256,9 +256,11 @@ def _end_all(requests: Sequence[Request], statuses: list[Status] | None) -> list
             status.error = failure.Get_error_code()
             failures.append(failure)
     _give(statuses, found)
-    if failures:
+    if not failures:
+        return results
+    if statuses is None or isinstance(failures[0], Failure):
         raise failures[0]
-    return results
+    raise error("ERR_IN_STATUS", f"{len(failures)} of {len(found)} operations: {failures[0]}") from failures[0]
 
 
 def _first_ended(requests: Sequence[Request], active: list[int]) -> int:

@@ -628,6 +628,7 @@ def test_a_closed_group_takes_no_messages(worlds: Worlds, transport: str) -> Non
     def body(comm: Communicator) -> None:
         group = comm.split(0)
         assert group is not None
+        channel = group.channel([comm.rank])
         group.close()
         group.close()
         calls: list[Callable[[], object]] = [
@@ -641,6 +642,7 @@ def test_a_closed_group_takes_no_messages(worlds: Worlds, transport: str) -> Non
             group.channel,
             lambda: group.channel([0, 1]),
             lambda: group.subset([0, 1]),
+            lambda: group.subset(channel),
             lambda: group.empty(1),
         ]
         for call in calls:

@@ -132,3 +132,66 @@ def test_dtypes_of_numpy_and_back() -> None:
 
     for dtype in (np.dtype("f8"), np.dtype("(2,3)i4"), np.dtype("i2,f8,(3,)u1", align=True)):
         assert to_numpy_dtype(from_numpy_dtype(dtype)) == dtype
+
+
+@pytest.mark.parametrize("name", ["INT64_T", "UINT64_T", "AINT", "OFFSET", "COUNT", "INTEGER8", "LONG_LONG", "DOUBLE"])
+def test_numbers_of_64_bits_have_them_in_external32(name: str) -> None:
+    MPI = mpi()
+    kind = getattr(MPI, name)
+    given = np.array([1 << 40, 7], np.dtype(kind.typestr))
+    buffer, found = bytearray(16), np.empty_like(given)
+    assert kind.Pack_external_size("external32", 2) == 16
+    assert kind.Pack_external("external32", [given, 2, kind], buffer, 0) == 16
+    assert int.from_bytes(buffer[8:], "big") == (7 if kind.typestr[0] != "f" else 0x401C000000000000)
+    kind.Unpack_external("external32", buffer, 0, [found, 2, kind])
+    assert found.tolist() == given.tolist()
+
+
+def test_a_long_beyond_external32_is_an_error() -> None:
+    MPI = mpi()
+    with pytest.raises(MPI.Exception) as failed:
+        MPI.LONG.Pack_external("external32", np.array([1 << 40], "l"), bytearray(8), 0)
+    assert failed.value.Get_error_class() == MPI.ERR_CONVERSION
+
+
+@pytest.mark.parametrize(("position", "name"), [(2, "ERR_TRUNCATE"), (-1, "ERR_ARG")])
+@pytest.mark.parametrize("call", ["Pack", "Unpack", "Pack_external", "Unpack_external"])
+def test_packing_beyond_the_buffer_is_an_error(ranks: Run, call: str, position: int, name: str) -> None:
+    MPI = mpi()
+    buffer, array = bytearray(8), np.zeros(2, "i")
+
+    def body(comm: Any) -> Any:
+        order = (array, buffer, position) if call.startswith("Pack") else (buffer, position, array)
+        arguments = ("external32", *order) if call.endswith("external") else (*order, comm)
+        with pytest.raises(MPI.Exception) as failed:
+            getattr(MPI.INT, call)(*arguments)
+        return failed.value.Get_error_class()
+
+    assert ranks(1, body) == [getattr(MPI, name)]
+
+
+CODES = {
+    "AINT": "p", "OFFSET": "p", "COUNT": "p", "CHAR": "c", "WCHAR": "U", "C_BOOL": "b1", "CXX_BOOL": "?", "LONG": "l",
+    "LONG_LONG": "q", "INT64_T": "i8", "UINT8_T": "u1", "FLOAT": "f", "REAL8": "f8", "COMPLEX": "F", "COMPLEX16": "c16",
+    "LOGICAL": "i", "LOGICAL1": "b1", "BYTE": "B", "FLOAT64_T": "d",
+}  # fmt: skip
+"""The codes that mpi4py 4.1.2 gives."""
+
+
+@pytest.mark.parametrize(("name", "code"), CODES.items())
+def test_codes_are_those_of_mpi4py(name: str, code: str) -> None:
+    MPI = mpi()
+    kind = getattr(MPI, name)
+    assert kind.tocode() == kind.Dup().tocode() == code
+    assert kind.typechar == (code if len(code) == 1 else np.dtype(code).char)
+    found = MPI.Datatype.fromcode(code)
+    assert (found.typechar, found.Get_size()) == (kind.typechar, kind.Get_size())
+
+
+def test_datatypes_without_codes() -> None:
+    MPI = mpi()
+    assert (MPI.DATATYPE_NULL.typestr, MPI.DATATYPE_NULL.typechar) == ("", "")
+    assert MPI.Datatype.Create_f90_real(6, 30).tocode() == "f4"
+    for kind in (MPI.DATATYPE_NULL, MPI.DOUBLE_INT, MPI.INT.Create_contiguous(2)):
+        with pytest.raises(ValueError, match="has no code"):
+            kind.tocode()

@@ -362,3 +362,25 @@ def test_short_messages_keep_their_order_among_others(ranks: Run, transport: str
         return "all"
 
     assert ranks(2, body, transport) == ["all", "all"]
+
+
+@pytest.mark.parametrize("call", ["Waitall", "Testall", "Waitsome", "Testsome"])
+def test_one_of_several_requests_fails(ranks: Run, call: str) -> None:
+    MPI = mpi()
+
+    def body(comm: Any) -> Any:
+        seen = []
+        for statuses in ([MPI.Status(), MPI.Status()], None):
+            short, long = np.zeros(1, "i"), np.zeros(4, "i")
+            requests = [comm.Irecv(short, 0, 1), comm.Irecv(long, 0, 2)]
+            for tag in (1, 2):
+                comm.Send(np.full(4, tag, "i"), 0, tag)
+            with pytest.raises(MPI.Exception) as failed:
+                getattr(MPI.Request, call)(requests, statuses)
+            assert long.tolist() == [2] * 4
+            assert requests == [MPI.REQUEST_NULL] * 2
+            seen.append(failed.value.Get_error_class())
+            seen += [status.Get_error() for status in statuses or ()]
+        return seen
+
+    assert ranks(1, body) == [[MPI.ERR_IN_STATUS, MPI.ERR_TRUNCATE, MPI.SUCCESS, MPI.ERR_TRUNCATE]]

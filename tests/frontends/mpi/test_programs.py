@@ -78,6 +78,18 @@ except MPI.Exception as error:
     print("told", "MPI.Comm.Abort(7)" in str(error), flush=True)
     time.sleep(60)
 """
+FINALIZED = """
+from mpi4py import MPI
+comm, copy = MPI.COMM_WORLD, MPI.COMM_WORLD.Dup()
+MPI.Finalize()
+for call in (comm.Get_rank, comm.Barrier, comm.Dup, copy.Barrier, lambda: copy.send(1, 0), lambda: MPI.Win.Allocate(8)):
+    try:
+        call()
+    except MPI.Exception:
+        continue
+    raise SystemExit("no error")
+print("finalized", MPI.Is_finalized())
+"""
 
 
 def run(tmp_path: Path, text: str, *words: str, code: int = 0) -> str:
@@ -119,3 +131,7 @@ def test_abort_in_a_thread_ends_the_process_with_its_code(tmp_path: Path) -> Non
 def test_interfaces_of_c_say_what_to_do(tmp_path: Path) -> None:
     text = "import mpi4py\ntry:\n    mpi4py.get_include()\nexcept NotImplementedError as error:\n    print(error)\n"
     assert "build the extension with mpi4py and an MPI" in run(tmp_path, text, "-np", "1", "--mpi4py")
+
+
+def test_calls_after_finalize_raise_errors_of_mpi(tmp_path: Path) -> None:
+    assert run(tmp_path, FINALIZED, "-np", "1", "--mpi4py") == "finalized True\n"
