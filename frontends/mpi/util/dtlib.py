@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from frontends.mpi.datatypes import BY_CODE, Datatype
-from frontends.mpi.layout import Layout
 
 
 def from_numpy_dtype(dtype: Any) -> Datatype:
@@ -47,6 +46,7 @@ def to_numpy_dtype(datatype: Datatype) -> np.dtype[Any]:
             return datatype.dtype
         return np.dtype([(f"f{i}", kind) for i, (kind, *_) in enumerate(fields.values())], align=True)
     old, combiner, params = datatype.decode()
+    layout = datatype.layout
     if combiner == "DUP":
         return to_numpy_dtype(old)
     if combiner == "RESIZED":
@@ -58,11 +58,12 @@ def to_numpy_dtype(datatype: Datatype) -> np.dtype[Any]:
             raise ValueError(f"datatype: a part {params['subsizes']} of an array of {params['sizes']} has no dtype")
         return np.dtype((to_numpy_dtype(old), tuple(params["sizes"])))
     if combiner == "STRUCT":
-        return _struct(params["blocklengths"], params["displacements"], params["datatypes"], datatype.layout)
+        lengths, places, kinds = params["blocklengths"], params["displacements"], params["datatypes"]
+        return _struct(lengths, places, kinds, max(layout.extent, layout.true_lb + layout.true_extent))
     blocks = _blocks(combiner, params, old)
     if blocks is None:
         raise ValueError(f"datatype: {combiner} has no dtype")
-    return _struct([n for n, _ in blocks], [at for _, at in blocks], [old] * len(blocks), datatype.layout)
+    return _struct([n for n, _ in blocks], [at for _, at in blocks], [old] * len(blocks), layout.lb + layout.extent)
 
 
 def _blocks(combiner: str, params: dict[str, Any], old: Datatype) -> list[tuple[int, int]] | None:
@@ -78,14 +79,14 @@ def _blocks(combiner: str, params: dict[str, Any], old: Datatype) -> list[tuple[
     return None
 
 
-def _struct(lengths: list[int], places: list[int], kinds: list[Datatype], layout: Layout) -> np.dtype[Any]:
+def _struct(lengths: list[int], places: list[int], kinds: list[Datatype], itemsize: int) -> np.dtype[Any]:
     """A structured dtype; aligned where its fields are."""
     formats: list[Any] = []
     for length, kind in zip(lengths, kinds, strict=True):
         dtype = to_numpy_dtype(kind)
         formats.append(dtype if length == 1 else (dtype, (length,)))
     names = [f"f{i}" for i in range(len(formats))]
-    spec = {"names": names, "formats": formats, "offsets": places, "itemsize": layout.lb + layout.extent}
+    spec = {"names": names, "formats": formats, "offsets": places, "itemsize": itemsize}
     try:
         return np.dtype({**spec, "aligned": True})  # type: ignore[call-overload, no-any-return]
     except ValueError:
@@ -108,6 +109,6 @@ def _resized(dtype: np.dtype[Any], datatype: Datatype) -> np.dtype[Any]:
         "formats": [dtype.fields[name][0] for name in names],
         "offsets": [dtype.fields[name][1] for name in names],
         "itemsize": extent,
-        "aligned": dtype.isalignedstruct,
+        "aligned": dtype.isalignedstruct and extent % dtype.alignment == 0,
     }
     return np.dtype(spec)  # type: ignore[call-overload, no-any-return]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -205,3 +206,23 @@ def test_a_worker_that_is_lost_fails_all_tasks_and_the_end(ranks: Run) -> None:
         return all(issubclass(error, MPI.Exception) for error in errors)
 
     assert ranks(2, body)[0] is True
+
+
+@pytest.mark.parametrize("align", [False, True])
+def test_structs_of_numpy_become_datatypes_and_come_back(align: bool) -> None:
+    from frontends.mpi.util.dtlib import from_numpy_dtype, to_numpy_dtype
+
+    for one, other in itertools.product("?chilqBHfdgD", ["b", "h", "3i", "(2,2)d", "u8"]):
+        given = np.dtype(f"{one},{other},{one}", align=align)
+        datatype = from_numpy_dtype(given)
+        found = to_numpy_dtype(datatype)
+        assert found == given
+        assert found.itemsize == datatype.extent
+
+
+def test_a_struct_that_begins_late_has_the_length_of_its_extent() -> None:
+    from frontends.mpi import MPI
+    from frontends.mpi.util.dtlib import to_numpy_dtype
+
+    datatype = MPI.Datatype.Create_struct([1, 2, 3], [1, 27, 71], [MPI.INT, MPI.DOUBLE, MPI.INT])
+    assert to_numpy_dtype(datatype).itemsize == datatype.extent == 88
