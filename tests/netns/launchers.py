@@ -150,9 +150,9 @@ class ByMpi:
 
     interrupts, ours = 1, False
 
-    def __init__(self, kind: str, title: str, agent: str, options: Sequence[str]) -> None:
+    def __init__(self, kind: str, title: str, agents: Sequence[str], options: Sequence[str]) -> None:
         self.name, self.title = kind, title
-        self._agent = agent
+        self._agents = agents
         self._options = options
 
     def obstacle(self) -> str | None:
@@ -170,7 +170,7 @@ class ByMpi:
         return process.host == NEAR and process.name in ("mpiexec", "mpiexec.hydra", "mpirun", "prterun")
 
     def is_agent(self, process: Process) -> bool:
-        return process.host == FAR and process.name == self._agent
+        return process.host == FAR and process.name in self._agents
 
 
 class ByTorchrun:
@@ -225,7 +225,12 @@ LAUNCHERS: Sequence[Launcher] = (
     InAllocation(),
     ByHand(),
     BySrun(),
-    ByMpi("openmpi", "Open MPI's mpirun", "prted", ["--host", _HOSTS, "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS"]),
-    ByMpi("mpich", "MPICH's mpiexec", "hydra_pmi_proxy", ["-hosts", _HOSTS]),
+    ByMpi(
+        "openmpi",
+        "Open MPI's mpirun",
+        ["prted", "orted"],  # from version 5 on, and before
+        ["--host", _HOSTS, "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS"],
+    ),
+    ByMpi("mpich", "MPICH's mpiexec", ["hydra_pmi_proxy"], ["-hosts", _HOSTS]),
     ByTorchrun(),
 )
