@@ -269,7 +269,7 @@ class Datatype(Attributed):
         code = next((code for digits, code in ((2, "i1"), (4, "i2"), (9, "i4"), (18, "i8")) if r <= digits), None)
         if code is None:
             raise error("ERR_ARG", f"r={r}: no integer has so many decimal digits")
-        return _f90("F90_INTEGER", np.dtype(code), r=r)
+        return _f90("F90_INTEGER", predefined.number(code), r=r)
 
     @classmethod
     def Create_f90_real(cls, p: int, r: int) -> Datatype:

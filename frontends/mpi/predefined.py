@@ -107,7 +107,8 @@ _WIDE: Final = {"p": "q", "i8": "q", "u8": "Q"}
 """The types of numbers that have 64 bits everywhere, in messages too. That of NumPy's "l" has 32 in external32."""
 
 
-def _number(code: str) -> np.dtype[Any]:
+def number(code: str) -> np.dtype[Any]:
+    """The dtype of a datatype of numbers, by its code."""
     found = np.dtype(_WIDE.get(code, code))
     return found if found.itemsize else np.dtype(f"{code}1")
 
@@ -117,7 +118,7 @@ def _pair(code: str) -> np.dtype[Any]:
 
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
-    **{name: _number(code) for name, code in {**_MPI, **_C, **_FORTRAN}.items()},
+    **{name: number(code) for name, code in {**_MPI, **_C, **_FORTRAN}.items()},
     **_BFLOAT16,
     **{name: _pair(code) for name, code in _PAIRS.items()},
 }

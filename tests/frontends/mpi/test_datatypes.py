@@ -147,6 +147,10 @@ def test_numbers_of_64_bits_have_them_in_external32(name: str) -> None:
     assert found.tolist() == given.tolist()
 
 
+def test_integers_of_18_digits_have_64_bits_in_external32() -> None:
+    assert mpi().Datatype.Create_f90_integer(18).Pack_external_size("external32", 2) == 16
+
+
 def test_a_long_beyond_external32_is_an_error() -> None:
     MPI = mpi()
     with pytest.raises(MPI.Exception) as failed:
