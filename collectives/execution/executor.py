@@ -399,15 +399,19 @@ class Executor:
         steps = plan.program.instructions
 
         def rest(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
+            rows: tuple[Row, ...] = ()
+
             def do(at: int) -> None:
-                row = signalling_row(self._binder, at, steps[at])
-                if row is None:  # most calls end without: nothing is bound before
-                    given, taken = table.flat(source, target)
-                    bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
-                    row = (bound.single_rows if table.single else bound.rows)[at]
-                    if not memory:
+                nonlocal rows
+                row = None if rows else signalling_row(self._binder, at, steps[at])
+                if row is None:
+                    if not rows:  # most calls end without: nothing is bound before
+                        given, taken = table.flat(source, target)
+                        bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
+                        rows = bound.single_rows if table.single else bound.rows
                         slot = self._state.words[STAGED] % plan.staging_slots if plan.program.phases else 0
                         memory.extend(bound.memory(slot, given, taken))
+                    row = rows[at]
                 row(memory, epoch, check, deadline, requests)
 
             if hook is not None:
