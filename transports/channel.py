@@ -121,7 +121,7 @@ class Channel(compiled.Channel):
 
     def _hand_over(self, lane: compiled.LaneFrom) -> bool:
         """Give compiled code the message that came before the call. False if it cannot take it."""
-        early = self._match_queue.take_early(lane.peer, self._tag, self.largest)
+        early = self._match_queue.take_only(lane.peer, self._tag, self.largest)
         if early is None:
             return False
         lane.put_back(self._words[lane.peer], compiled.HEAD.pack(early.tag, early.check, len(early.view)), early.view)

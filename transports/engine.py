@@ -362,8 +362,13 @@ class Engine(Transport, AnySource, Owner):
         if link is None:
             return None
         loop = self.loop
-        if not loop.quiet or not loop.serve(time.monotonic()) or not self.match_queue.is_clear(sources, tags):
+        if not loop.quiet or not loop.serve(time.monotonic()):
             return None
+        if not self.match_queue.is_clear(sources, tags):
+            taken = self.match_queue.take(sources, tags, view, check)
+            if taken is not None and self._holding:
+                self.resume()
+            return taken
         self._taken += 1
         try:
             return link.take(sources, tags, view, check, self._taken)

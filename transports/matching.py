@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Final, Protocol
 
-from transports.anysource import Arrival
+from transports.anysource import Arrival, Taken
 from transports.base import Group
 from transports.errors import MismatchError, RondeError
 
@@ -353,17 +353,47 @@ class MatchQueue:
         receive.done = True
         return True
 
-    def take_early(self, peer: int, tag: int, most: int) -> InboundMessage | None:
+    def take_only(self, peer: int, tag: int, most: int) -> InboundMessage | None:
         """Take the unexpected message with this tag from a peer out. None, with nothing done, if there is none or more
         than one, or if it is not complete, longer than `most` bytes, or noted."""
         messages = self._unexpected.get((peer, tag))
-        if messages is None or len(messages) != 1:
+        if messages is None or len(messages) != 1 or len(messages[0].view) > most:
             return None
-        inbound = messages[0]
-        if not inbound.complete or len(inbound.view) > most or isinstance(inbound, NotedMessage):
+        return self._take_whole(messages[0])
+
+    def take(self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None) -> Taken | None:
+        """Take the unexpected message that a receive would be given now: see AnySource.take. None, with nothing done,
+        also if it is not complete, or noted, or does not fit."""
+        inbound = self._first(sources, tags)
+        if inbound is None or (check is not None and (check != inbound.check or view is None)):
+            return None
+        length = inbound.nbytes
+        if view is not None and (length > len(view) or (check is not None and length < len(view))):
+            return None
+        if self._take_whole(inbound) is None:
+            return None
+        if view is None:
+            view = inbound.view
+        else:
+            view = view[:length]
+            view[:] = inbound.view
+        return Taken(inbound.peer, inbound.tag, inbound.check, view)
+
+    def _first(self, sources: tuple[int, ...], tags: range) -> InboundMessage | None:
+        """The unexpected message that a receive from any of `sources` with any of `tags` would be given."""
+        if len(tags) == len(sources) == 1:
+            messages = self._unexpected.get((sources[0], tags.start))
+            return messages[0] if messages else None
+        if not self._unexpected:
+            return None
+        return next((one for one in self._ordered() if one.tag in tags and one.peer in sources), None)
+
+    def _take_whole(self, inbound: InboundMessage) -> InboundMessage | None:
+        """Take an unexpected message out, the first one of its peer and tag; None if it is not complete, or noted."""
+        if not inbound.complete or inbound.borrowed or isinstance(inbound, NotedMessage):
             return None
         self._take_out(inbound)
-        self.unexpected_bytes -= len(inbound.view)
+        self.unexpected_bytes -= inbound.nbytes
         self.unexpected_frames -= 1
         return inbound
 

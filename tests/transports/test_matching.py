@@ -46,24 +46,76 @@ def post(queue: MatchQueue, nbytes: int, *, peer: int = 1, tag: int = 5, check: 
 
 def test_an_early_message_is_taken_out_if_it_is_the_only_one() -> None:
     queue = MatchQueue(0)
-    assert queue.take_early(1, 5, 100) is None
+    assert queue.take_only(1, 5, 100) is None
     begun = queue.arrive(1, 5, 3, len(PAYLOAD))
-    assert queue.take_early(1, 5, 100) is None, "it is not complete"
+    assert queue.take_only(1, 5, 100) is None, "it is not complete"
     begun.view[:] = PAYLOAD
     begun.finish()
     arrive(queue, b"other", tag=6)
-    assert queue.take_early(1, 5, len(PAYLOAD) - 1) is None, "it is too long"
+    assert queue.take_only(1, 5, len(PAYLOAD) - 1) is None, "it is too long"
     more = arrive(queue, b"more")
-    assert queue.take_early(1, 5, 100) is None, "there is another one"
+    assert queue.take_only(1, 5, 100) is None, "there is another one"
     assert queue.unexpected_frames == 3
     receive, buffer = post(queue, len(PAYLOAD), check=3)
     assert receive.done
     assert bytes(buffer) == PAYLOAD
     assert queue.oldest(frozenset({1}), range(5, 7)) == Arrival(1, 6, 0, 5)
-    assert queue.take_early(1, 5, 100) is more
+    assert queue.take_only(1, 5, 100) is more
     assert not queue.knows(1, 5)
     assert queue.oldest(frozenset({1}), range(5, 6)) is None
     assert (queue.unexpected_frames, queue.unexpected_bytes) == (1, 5)
+
+
+@pytest.mark.parametrize("sources", [(1,), (0, 1, 2)])
+@pytest.mark.parametrize("tags", [range(5, 6), range(9)])
+@pytest.mark.parametrize("nbytes", [None, len(PAYLOAD), 100])
+def test_an_early_message_is_taken_at_once(sources: tuple[int, ...], tags: range, nbytes: int | None) -> None:
+    queue, view = MatchQueue(0), None if nbytes is None else memoryview(bytearray(nbytes))
+    assert queue.take(sources, tags, view, None) is None
+    arrive(queue, b"of another tag", tag=10)
+    arrive(queue, PAYLOAD, check=3)
+    arrive(queue, b"the second")
+    taken = queue.take(sources, tags, view, None)
+    assert taken is not None
+    assert taken[:3] == (1, 5, 3)
+    assert bytes(taken.view) == PAYLOAD
+    if view is not None:
+        assert bytes(view[: len(PAYLOAD)]) == PAYLOAD
+    taken = queue.take(sources, tags, None, None)
+    assert taken is not None
+    assert bytes(taken.view) == b"the second"
+    assert queue.take(sources, tags, view, None) is None
+    assert (queue.unexpected_frames, queue.unexpected_bytes) == (1, len(b"of another tag"))
+
+
+def test_messages_of_any_source_are_taken_in_the_order_of_their_arrival() -> None:
+    queue = MatchQueue(0)
+    for peer, payload in ((2, b"first"), (1, b"second"), (2, b"third")):
+        arrive(queue, payload, peer=peer)
+    taken = [queue.take((1, 2), range(6), None, None) for _ in range(3)]
+    assert [(one.source, bytes(one.view)) for one in taken if one] == [(2, b"first"), (1, b"second"), (2, b"third")]
+
+
+@pytest.mark.parametrize(("nbytes", "check"), [(3, None), (len(PAYLOAD), 4), (100, 3), (None, 3)])
+def test_an_early_message_that_does_not_fit_stays(nbytes: int | None, check: int | None) -> None:
+    queue, view = MatchQueue(0), None if nbytes is None else memoryview(bytearray(nbytes))
+    arrive(queue, PAYLOAD, check=3)
+    assert queue.take((1,), range(5, 6), view, check) is None
+    assert queue.knows(1, 5)
+
+
+def test_an_early_message_stays_that_is_lent_or_noted_or_not_complete() -> None:
+    queue, told = MatchQueue(0), list[tuple[int, int]]()
+    queue.tell = lambda peer, tag: told.append((peer, tag))
+    queue.arrive(1, 5, 0, len(PAYLOAD))
+    queue.arrive(1, 6, 0, len(PAYLOAD), Lent(PAYLOAD)).finish()
+    queue.note(1, 7)
+    arrive(queue, PAYLOAD, tag=7)
+    for tag in (5, 6, 7):
+        assert queue.take((1,), range(tag, tag + 1), None, None) is None
+        assert queue.take_only(1, tag, 100) is None
+    assert not told
+    assert queue.unexpected_frames == 3
 
 
 def test_a_posted_buffer_takes_the_payload_directly() -> None:

