@@ -29,7 +29,7 @@ class Errhandler(Handle):
     def Free(self) -> None:
         if self._body is None:
             raise error("ERR_ERRHANDLER", "it is ERRHANDLER_NULL")
-        self.free()
+        Handle.free(self)  # not that of a subclass, which may call this method
 
     def _release(self) -> None:
         _forget(self._body)

@@ -121,7 +121,7 @@ class Group(Handle):
 
     def Free(self) -> None:
         _ = self.ranks
-        self.free()
+        Handle.free(self)  # not that of a subclass, which may call this method
 
 
 Group.family = Group

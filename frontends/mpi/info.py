@@ -46,7 +46,7 @@ class Info(Handle):
 
     def Free(self) -> None:
         self._items()
-        self.free()
+        Handle.free(self)  # not that of a subclass, which may call this method
 
     def Dup(self) -> Info:
         return type(self).of(InfoBody(self._items()))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+import frontends.mpi.MPI  # noqa: F401 - has the constants
+from frontends.mpi.datatypes import BYTE, Datatype
 from frontends.mpi.errhandlers import ERRORS_RETURN
 from frontends.mpi.errors import Exception as MPIException
 from frontends.mpi.groups import GROUP_EMPTY, Group
 from frontends.mpi.handles import Handle
 from frontends.mpi.info import INFO_ENV, Info
+from frontends.mpi.ops import Op
 
 THREADS = 3
 
@@ -43,6 +47,21 @@ def test_a_constant_outlives_its_free(constant: Handle) -> None:
     assert not copy
     constant.Free()  # type: ignore[attr-defined]
     assert constant
+
+
+@pytest.mark.parametrize(
+    "made", [Info.Create(), ERRORS_RETURN, GROUP_EMPTY, BYTE.Create_contiguous(2), Op.Create(lambda a, b, kind: None)]
+)
+def test_free_of_a_subclass_may_call_free_of_the_class(made: Handle) -> None:
+    kind: Any = next(one for one in (Info, Group, Datatype, Op, type(made)) if isinstance(made, one))
+
+    class Own(kind):  # type: ignore[misc]
+        def free(self) -> None:
+            kind.Free(self)
+
+    own = Own(made)
+    own.free()
+    assert not own
 
 
 def test_a_group_without_ranks_is_the_empty_one() -> None:
