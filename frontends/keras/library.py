@@ -35,6 +35,15 @@ OPTIMIZERS: Final[tuple[type, ...]] = (Optimizer, library.optimizers.legacy.Opti
 """The classes of optimizers; tf-keras has two."""
 
 
+def refuse_loss_scaling(name: str) -> None:
+    """Raise ValueError: a LossScaleOptimizer around an optimizer that combines gradients would skip steps by those of
+    its rank alone. `name` is the attribute by which it announces itself."""
+    raise ValueError(
+        f"{name}: set by a LossScaleOptimizer around a DistributedOptimizer; each rank would skip other steps. Write "
+        "DistributedOptimizer(LossScaleOptimizer(optimizer)), which checks the combined gradients"
+    )
+
+
 def optimizer_variables(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
     """Return the variables of an optimizer for these variables of a model; they are created if they do not exist."""
     if hasattr(optimizer, "build"):

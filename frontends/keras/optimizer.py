@@ -33,7 +33,7 @@ from frontends.horovod import (
 )
 from frontends.keras.backends import Backend, ReductionOptions, chosen
 from frontends.keras.compression import AnyCompression, Compression
-from frontends.keras.library import LEGACY, OPTIMIZERS, library
+from frontends.keras.library import LEGACY, OPTIMIZERS, library, refuse_loss_scaling
 
 Groups: TypeAlias = int | Sequence[Sequence[Any]] | None
 
@@ -273,6 +273,12 @@ class _Combining:
     def _attach(cls, settings: _Settings) -> None:
         """Set them for the class: then its `from_config` makes optimizers that combine gradients, too."""
         cls._ronde = settings
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A LossScaleOptimizer that is made of an optimizer takes its factor of the loss back."""
+        if name == "loss_scale_factor" and value is None and name in vars(self):
+            refuse_loss_scaling("loss_scale_factor=None")
+        super().__setattr__(name, value)
 
     def register_local_var(self, var: Any) -> None:
         """Do not combine the gradient of a variable."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from frontends.keras.library import library, refuse_loss_scaling
 from frontends.tensorflow_ops import Aggregation
 
 Combine = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
@@ -18,6 +19,10 @@ def distribute(optimizer: Any, combine: Combine, local: set[int], passes: int, a
     passes    number of calls of `apply_gradients` whose gradients are summed before they are combined and applied
     average   divide the sums by `passes`
     """
+    scaling = library.mixed_precision
+    wrapped = isinstance(optimizer, (_Combining, scaling.LossScaleOptimizer))
+    if scaling.global_policy().name == "mixed_float16" and not wrapped:
+        optimizer = scaling.LossScaleOptimizer(optimizer)  # as model.compile does, but inside
     kind = type(optimizer)
     if issubclass(kind, _Combining):
         kind = kind.__bases__[1]
@@ -37,6 +42,15 @@ class _Combining:
         """Do not combine the gradient of a variable."""
         given: Any = self
         given._ronde_local.add(id(var))
+
+    @property
+    def _is_wrapped_by_loss_scale_optimizer(self) -> bool:
+        """Set by a LossScaleOptimizer that is made of an optimizer."""
+        return False
+
+    @_is_wrapped_by_loss_scale_optimizer.setter
+    def _is_wrapped_by_loss_scale_optimizer(self, wrapped: bool) -> None:
+        refuse_loss_scaling("_is_wrapped_by_loss_scale_optimizer")
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
         """Combine the gradients and apply them; with several passes per step, after the last pass only."""

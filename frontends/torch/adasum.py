@@ -35,6 +35,9 @@ class StepReduction:
     def synchronize(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Nothing: steps are combined, not gradients."""
 
+    def settle(self, param_groups: Sequence[dict[str, Any]]) -> None:
+        """Nothing, likewise."""
+
     def step(
         self,
         plain_step: Callable[[Any], Any],

@@ -53,7 +53,7 @@ class Gradient:
     dense   True once a rank had a dense one
     """
 
-    __slots__ = ("begun", "dense", "group", "kind", "name", "number", "parameter", "slot", "small")
+    __slots__ = ("_sent", "_version", "begun", "dense", "group", "kind", "name", "number", "parameter", "slot", "small")
 
     def __init__(self, number: int, parameter: Parameter, name: str) -> None:
         self.number = number
@@ -62,6 +62,8 @@ class Gradient:
         self.begun = False
         self.kind = MISSING
         self.dense = False
+        self._sent: torch.Tensor | None = None
+        self._version = 0
         self.group: Group | None
         self.slot: Slot | None
         self.small: bool
@@ -72,6 +74,28 @@ class Gradient:
         self.group = group
         self.slot = None if group is None else group.slots.get(self.parameter)
         self.small = self.parameter.nbytes <= _SMALL
+
+    def note(self) -> None:
+        """The reduction has begun with what the parameter has now."""
+        self._sent = own = self.parameter.grad
+        if own is not None:
+            self._version = own._version
+
+    def forget(self) -> None:
+        """The program knows of a change."""
+        self._sent = None
+
+    def start_over(self) -> None:
+        """Begin a step."""
+        self.begun = False
+        self.kind = MISSING
+        self._sent = None
+
+    @property
+    def changed(self) -> bool:
+        """True if the program has changed the gradient since `note`: the result may have a part of the change."""
+        sent, own = self._sent, self.parameter.grad
+        return sent is not None and own is sent and own._version != self._version
 
     def give_kind(self) -> None:
         """Give a gradient that this rank did not have the kind that the others have: none, sparse or dense."""

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -159,6 +159,18 @@ class _Distributed:
         return self._reduction.step(plain, closure, self._synchronizes_in_step, given.param_groups)
 
     step.hooked = True  # type: ignore[attr-defined]  # torch calls hooks around the plain step, and not around this one
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """True if the plain optimizer looks at a GradScaler's factor itself. `GradScaler.step` asks this first, then
+        looks at the gradients for infinities: they are combined before, so that all ranks skip the same steps."""
+        if self._synchronizes_in_step:
+            self._reduction.settle(cast("Any", self).param_groups)
+        return bool(vars(self).get("_step_supports_amp_scaling", False))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        vars(self)["_step_supports_amp_scaling"] = supports
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Raises AssertionError between backward() and step() or synchronize(): gradients are being combined."""

@@ -110,6 +110,8 @@ class GradientReduction:
         self._checked = False
         """True once the groups' memory is known to fit the parameters, in this step."""
         self._combined = False
+        self._settled = False
+        """True if `step` finds the gradients combined by `settle`."""
         self._same_order = True
         """True if all ranks list the parameters in the same order."""
         self._counter = PassCounter(0, passes)
@@ -126,7 +128,9 @@ class GradientReduction:
     def synchronize(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Wait until all gradients are combined. A gradient that this rank does not have, and others have, is zeros.
 
-        Raises HorovodInternalError if an operation failed, ValueError on every rank if the ranks' parameters differ.
+        Raises HorovodInternalError if an operation failed, ValueError on every rank if the ranks' parameters differ, or
+        on this one if the program has changed a gradient on its way: no gradient is on its way then, all are to be
+        discarded.
         """
         try:
             self._combine(param_groups)
@@ -142,6 +146,7 @@ class GradientReduction:
             if self._roster.follow(param_groups):
                 self._take_parameters()
             without = [gradient for gradient in self._gradients if gradient.parameter.grad is None]
+            changed = [gradient.name for gradient in self._gradients if gradient.changed]
             lay_out = self._unite()
             for group in self._groups:
                 if any(gradient.kind for gradient in group.members):
@@ -159,6 +164,13 @@ class GradientReduction:
             if lay_out:
                 self._arrange()
             self._watch()
+            if changed:
+                raise ValueError(
+                    f"gradient of {changed[0]!r}, of {len(changed)}: the program has changed it while it was combined: "
+                    "discard the gradients; call optimizer.synchronize() after backward() and before "
+                    "GradScaler.unscale_, clip_grad_norm_ and the like, and optimizer.step() in "
+                    "optimizer.skip_synchronize()"
+                )
 
     def step(
         self,
@@ -169,7 +181,9 @@ class GradientReduction:
     ) -> Any:
         """Reduce the gradients if `synchronize` is set, and let the plain optimizer step. With a closure, also those
         that each of its calls computes."""
-        if synchronize:
+        if self._settled:
+            self._settled = False
+        elif synchronize:
             if self._combined:
                 text = (
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -181,6 +195,12 @@ class GradientReduction:
                 closure = partial(self._evaluate, closure, param_groups)
         self._combined = False
         return plain_step(closure)
+
+    def settle(self, param_groups: Sequence[dict[str, Any]]) -> None:
+        """Reduce the gradients for a caller that looks at them first and then calls `step`, or skips that."""
+        if self._settled or not self._combined:  # settled: the step before was skipped
+            self.synchronize(param_groups)
+            self._settled = True
 
     def _evaluate(self, closure: Callable[[], Any], param_groups: Sequence[dict[str, Any]]) -> Any:
         """Call a step's closure, and combine the gradients unless it has done so."""
@@ -212,12 +232,11 @@ class GradientReduction:
     def _restart(self) -> None:
         self._counter.restart()
         for gradient in self._gradients:
-            gradient.begun = False
-            gradient.kind = MISSING
+            gradient.start_over()
         for group in self._groups:
             group.start_over()
         self._checked = False
-        self._combined = False
+        self._combined = self._settled = False
 
     def _take_parameters(self) -> None:
         """Take the parameters of the roster. Groups stay as they are until the end of the step."""
@@ -263,7 +282,13 @@ class GradientReduction:
             return
         if gradient.group is not None:
             self._leave_old_groups()
-        if self._counter.count(gradient.number):
+        try:
+            complete = self._counter.count(gradient.number)
+        except AssertionError:
+            for one in self._gradients:
+                one.forget()
+            raise
+        if complete:
             if self._kind_of(gradient) == DENSE:
                 self._start(gradient)
         elif self._as_view and gradient.slot is not None and not gradient.small:  # so that later passes add to it there
@@ -274,6 +299,8 @@ class GradientReduction:
     def _start(self, gradient: Gradient) -> None:
         gradient.begun = True
         group = gradient.group
+        if group is None or not self._as_view:
+            gradient.note()
         if group is None:
             self._reduce_one(gradient)
             return
@@ -286,6 +313,9 @@ class GradientReduction:
         if group.ready == len(group.parameters):
             for late in take_together(group, as_view=self._as_view):
                 self._move_to_slot(late)
+            if self._as_view:  # the views of a group are of one tensor, so that a move changes the versions of all
+                for member in group.members:
+                    member.note()
             self._reduce_group(group)
 
     def _leave_old_groups(self) -> None:

@@ -269,6 +269,8 @@ def rates_and_configurations() -> None:
     rank, size = hvd.rank(), hvd.size()
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(Halves()))
     assert float(hvd.DistributedOptimizer(scaled).learning_rate) == 0.5
+    for inner in (keras.optimizers.SGD(0.5), scaled):
+        raises(ValueError, "around a Distr", keras.optimizers.LossScaleOptimizer, hvd.DistributedOptimizer(inner))
     made = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
     for optimizer in (
         hvd.DistributedOptimizer(keras.optimizers.SGD(lambda: 0.5)),

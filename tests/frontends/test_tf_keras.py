@@ -122,6 +122,36 @@ def test_passes_local_variables_and_compression(pool: Pool) -> None:
     pool.run(passes)
 
 
+def loss_scales() -> None:
+    """All ranks skip the same steps: those in which a combined gradient is not finite."""
+    keras, hvd = setup()
+    rank, scaling = hvd.rank(), keras.mixed_precision.LossScaleOptimizer
+    for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        with pytest.raises(ValueError, match="around a DistributedOptimizer"):
+            scaling(hvd.DistributedOptimizer(kind(0.1)))
+        for policy in ("float32", "mixed_float16"):
+            keras.mixed_precision.set_global_policy(policy)
+            try:
+                model = new_model(keras, 0)
+                model.compile(hvd.DistributedOptimizer(kind(0.1) if policy != "float32" else scaling(kind(0.1))), "mse")
+                before = None
+                for step in range(3):
+                    x = X[step, :ROWS].copy()
+                    x[0, 0] = np.inf if step == 1 and rank == 0 else x[0, 0]
+                    model.train_on_batch(x, Y[step, :ROWS])
+                    after = [weight.tobytes() for weight in model.get_weights()]
+                    assert hvd.allgather_object(after) == [after] * hvd.size()
+                    assert (after == before) == (step == 1)
+                    before = after
+            finally:
+                keras.mixed_precision.set_global_policy("float32")
+    hvd.shutdown()
+
+
+def test_ranks_skip_the_same_steps(pool: Pool) -> None:
+    pool.run(loss_scales)
+
+
 def saving(folder: str) -> None:
     import frontends.keras as hvd
 

@@ -250,3 +250,79 @@ def test_wrong_arguments_are_named_before_anything_is_reduced(world: World) -> N
         assert one[0].item() == 7
 
     world.run(refused)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_gradient_that_the_program_changes_on_its_way_is_an_error(world: World, options: str) -> None:
+    def steps(comm: Any) -> list[float]:
+        one, optimizer = made(**OPTIONS[options])
+        found = []
+        for step in range(4):
+            (2 * comm.rank * one.sum()).backward()
+            if step % 2:
+                torch.nn.utils.clip_grad_norm_([one], 1e-3)
+                with pytest.raises(ValueError, match="gradient of 'one', of 1: the program has changed it"):
+                    optimizer.step()
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+            found.append(one[0].item())
+        return found
+
+    assert world.run(steps) == [[7.0, 7.0, 6.0, 6.0]] * SIZE
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", ["sgd", "fused sgd"])
+def test_a_grad_scaler_finds_combined_gradients(world: World, options: str, kind: str) -> None:
+    def steps(comm: Any) -> list[float]:
+        one, optimizer = made(lambda *a, **o: torch.optim.SGD(*a, fused=kind == "fused sgd", **o), **OPTIONS[options])
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        found = []
+        for step in range(5):
+            infinite = step in (1, 2) and comm.rank == 0
+            scaler.scale((float("inf") if infinite else 2.0 * comm.rank) * one.sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            found.append(one[0].item())
+        assert scaler.get_scale() == 2.0
+        return found
+
+    assert world.run(steps) == [[7.0, 7.0, 7.0, 6.0, 5.0]] * SIZE
+
+
+def test_a_grad_scaler_after_synchronize(world: World) -> None:
+    def steps(comm: Any) -> list[float]:
+        one, optimizer = made(op=hvd.Sum)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for _ in range(2):
+            scaler.scale(comm.rank * one.sum()).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_value_([one], 0.5)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return [value.item() for value in one]
+
+    assert world.run(steps) == [[7.0, 7.0]] * SIZE
+
+
+def test_a_grad_scaler_finds_sparse_gradients_combined_after_a_step_that_it_skipped(world: World) -> None:
+    def steps(comm: Any) -> list[float]:
+        table = torch.nn.Embedding(3, 1, sparse=True)
+        table.weight.data.fill_(8.0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), table.named_parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for step in range(3):
+            scaler.scale(
+                (float("inf") if step == 0 and comm.rank else 2.0) * table(torch.tensor([comm.rank])).sum()
+            ).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return [value.item() for value in table.weight]
+
+    assert world.run(steps) == [[6.0, 6.0, 8.0]] * SIZE
