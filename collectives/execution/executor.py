@@ -507,7 +507,8 @@ class Executor:
         plan, number = current
         awaited = _awaited(plan, step)
         awaits = None if awaited is None else self.ranks[awaited.peer]
-        return CallPosition(self, number, step, self._describe(plan, number, step), self.ranks, awaits)
+        text, phase = self._describe(plan, number, step), _phase(plan, step)
+        return CallPosition(self, number, step, text, self.ranks, awaits, phase)
 
     def recent(self) -> list[tuple[int, int, str]]:
         """The last calls: number, the digest that must be equal on all ranks, and the call in words. From any thread;
@@ -647,6 +648,12 @@ def _epoch_in_words(epoch: int) -> str:
     """See Window. Before the first call the ranks find out whether they can read each other's memory."""
     number, phase = divmod(epoch, _EPOCHS_PER_CALL)
     return f"step {phase} of call {number}" if number else f"step {phase} of the start"
+
+
+def _phase(plan: Plan, at: int) -> int:
+    """The phase that is awaited at instruction `at`, or was the last to be awaited before; 0 for none."""
+    steps = plan.program.instructions[: at + 1]
+    return next((step.phase for step in reversed(steps) if step.kind is Kind.WAIT), 0)
 
 
 def _awaited(plan: Plan, at: int) -> Instruction | None:

@@ -42,6 +42,8 @@ class CallPosition(NamedTuple):
     text      call, step and awaited rank, for people
     peers     ranks of the world that may know the reason for a delay; this rank may be among them
     awaits    the rank of the world that the call waits for; None if it waits for none
+    phase     the phase of the collective that the awaited rank has not reached; where a message is awaited, the last
+              phase that this rank has awaited before. Unlike steps, phases are those of all ranks
     """
 
     caller: Caller
@@ -50,6 +52,7 @@ class CallPosition(NamedTuple):
     text: str
     peers: tuple[int, ...]
     awaits: int | None = None
+    phase: int = 0
 
 
 class PositionSource(Protocol):

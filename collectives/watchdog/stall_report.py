@@ -177,6 +177,7 @@ def _waits(here: list[CallPosition]) -> list[Wait]:
             position.caller.key,
             position.number,
             position.caller.calls - (position.caller in in_collective),
+            position.phase,
             position.step,
             position.awaits,
         )
@@ -190,8 +191,8 @@ def read_answer(answer: bytes, size: int) -> Answer | None:
         calls, stack, waits = unpack(answer)
         texts = [(str(key), int(number), str(text)) for key, number, text in calls]
         awaited = [
-            Wait(str(key), int(number), int(done), int(step), None if peer is None else int(peer))
-            for key, number, done, step, peer in waits
+            Wait(str(key), int(number), int(done), int(phase), int(step), None if peer is None else int(peer))
+            for key, number, done, phase, step, peer in waits
         ]
     except (TypeError, ValueError, OverflowError):  # OverflowError: int of an infinite number
         return None

@@ -21,6 +21,7 @@ class Wait(NamedTuple):
     key      names the communicator
     number   number of the collective; 0 for a message
     done     number of collectives of the communicator that the rank has completed
+    phase    see CallPosition
     step     step of the call
     peer     the awaited rank of the world; None if the call waits for none
     """
@@ -28,6 +29,7 @@ class Wait(NamedTuple):
     key: str
     number: int
     done: int
+    phase: int
     step: int
     peer: int | None
 
@@ -52,9 +54,10 @@ class WaitChain(NamedTuple):
         return f"rank {self.ranks[0]} {', which '.join([*others, self.end])}"
 
 
-def _progress(wait: Wait) -> tuple[int, bool, int]:
-    """Sorts waits by progress. A rank that waits for a message has not begun the collective after those done."""
-    return wait.done, wait.number > 0, wait.step
+def _progress(wait: Wait) -> tuple[int, bool, int, int]:
+    """Sorts waits by progress. A rank that waits for a message has not begun the collective after those done. Steps
+    tell little, as ranks may have different programs."""
+    return wait.done, wait.number > 0, wait.phase, wait.step
 
 
 def find_wait_chain(rank: int, wait: Wait, ask: Callable[[int], Sequence[Wait] | None]) -> WaitChain:

@@ -16,8 +16,8 @@ SECONDS = 0.5
 LONG = 20.0
 
 
-def waits(peer: int | None, number: int = 7, step: int = 3, key: str = "world") -> list[Wait]:
-    return [Wait(key, number, number - 1, step, peer)]
+def waits(peer: int | None, number: int = 7, step: int = 3, key: str = "world", phase: int = 0) -> list[Wait]:
+    return [Wait(key, number, number - 1, phase, step, peer)]
 
 
 def chain(answers: Mapping[int, Sequence[Wait] | None]) -> tuple[str, int]:
@@ -57,7 +57,7 @@ def chain(answers: Mapping[int, Sequence[Wait] | None]) -> tuple[str, int]:
             0,
         ),
         (
-            {0: waits(1), 1: [Wait("world", 0, 7, 1, 0)]},
+            {0: waits(1), 1: [Wait("world", 0, 7, 0, 1, 0)]},
             "rank 0 waits for rank 1, which has completed call 7 and is in a message",
             1,
         ),
@@ -68,13 +68,18 @@ def chain(answers: Mapping[int, Sequence[Wait] | None]) -> tuple[str, int]:
             3,
         ),
         (
-            {0: [Wait("world", 0, 6, 9, 1)], 1: waits(2, step=1), 2: [Wait("world", 0, 6, 8, 0)]},
+            {0: [Wait("world", 0, 6, 0, 9, 1)], 1: waits(2, step=1), 2: [Wait("world", 0, 6, 0, 8, 0)]},
             "rank 0 waits for rank 1, which waits for rank 2, which waits for rank 0, which closes a cycle",
             0,
         ),
         (
-            {0: [Wait("world", 0, 6, 9, 1)], 1: waits(2, step=1), 2: waits(0, step=2)},
+            {0: [Wait("world", 0, 6, 0, 9, 1)], 1: waits(2, step=1), 2: waits(0, step=2)},
             "rank 0 waits for rank 1, which waits for rank 2, which waits for rank 0, which closes a cycle",
+            1,
+        ),
+        (
+            {0: waits(1, phase=2, step=4), 1: waits(0, phase=3, step=2)},  # the program of rank 1 is shorter
+            "rank 0 waits for rank 1, which waits for rank 0, which closes a cycle",
             1,
         ),
         (
