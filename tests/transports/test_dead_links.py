@@ -125,6 +125,13 @@ class Statistics:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the layout of TCP_INFO is Linux's")
+def test_the_time_in_which_nobody_looked_does_not_count() -> None:
+    sock, health = cast(socket.socket, Statistics(3, 3.2, 2.0, 2.1)), LinkHealth()
+    found = [health.look(sock, now)[0] for now in (100.0, 100.4, 103.0, 103.4)]
+    assert found == pytest.approx([0.2, 0.6, 0.2, 0.6])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the layout of TCP_INFO is Linux's")
 @pytest.mark.parametrize(
     ("pause", "sent", "answer", "stuck"),
     [(3.2, 2.0, 2.0, False), (3.2, 2.0, 2.1, True), (0.2, 1.0, 0.5, True), (3.2, 3.0, 2.9, False)],
@@ -135,8 +142,8 @@ def test_a_connection_whose_repetitions_are_answered_is_not_stuck(
 ) -> None:
     """Its peer has no room: pauses between repetitions grow beyond any limit."""
     health, info = LinkHealth(), Statistics(3, pause, sent, answer)
-    seconds = [health.look(cast(socket.socket, info), now)[0] for now in (10.0, 12.0)]
-    assert (seconds[1] > 2) == stuck
+    seconds = [health.look(cast(socket.socket, info), now)[0] for now in (10.0, 10.4, 10.8, 11.2, 11.6, 12.0)]
+    assert (seconds[-1] > 2) == stuck
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the layout of TCP_INFO is Linux's")
@@ -151,8 +158,11 @@ def test_a_connection_whose_repetitions_are_answered_is_not_stuck(
     ],
     ids=["one soon after an answer", "confirmed", "one late", "two", "answered in between"],
 )
-def test_a_probe_soon_after_an_answer_proves_nothing(looks: list[tuple[int, float]], stuck: float) -> None:
+def test_a_probe_soon_after_an_answer_proves_nothing(
+    looks: list[tuple[int, float]], stuck: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`looks`: the probes without an answer, and the seconds since the last answer."""
+    monkeypatch.setattr(dead_links, "_LONGEST_GAP", 1.0)
     health, now, before = LinkHealth(), 10.0, 0.0
     for probes, answer in looks:
         now += answer - before

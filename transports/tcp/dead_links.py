@@ -24,6 +24,9 @@ _TCP_INFO: Final = getattr(socket, "TCP_INFO", None) if sys.platform == "linux" 
 _INFO: Final = struct.Struct("8B13I")
 _FIRST_REPETITION: Final = 0.2
 """Minimum seconds before Linux retransmits (TCP_RTO_MIN)."""
+_LONGEST_GAP: Final = 0.5
+"""Seconds between two looks after which nothing is known of the time between them. A rank that is in no call does not
+look, and its peer may have answered meanwhile."""
 _UNANSWERED_MS: Final = 700
 """Milliseconds after an answer in which one probe may stay unanswered: 500 (net.ipv4.tcp_invalid_ratelimit), and the
 time until a look sees the probe."""
@@ -32,10 +35,11 @@ time until a look sees the probe."""
 class LinkHealth:
     """Measures how long one connection has been stuck."""
 
-    __slots__ = ("_doubtful", "_stuck_since")
+    __slots__ = ("_doubtful", "_looked", "_stuck_since")
 
     def __init__(self) -> None:
         self._stuck_since: float | None = None
+        self._looked = -math.inf
         self._doubtful = False
         """True if the first probe without an answer came so soon that a second one must confirm it."""
 
@@ -51,6 +55,9 @@ class LinkHealth:
         repetitions, probes, pause_us, sent_ms, data_ms, answer_ms = (info[at] for at in (2, 3, 8, 17, 19, 20))
         # The answer is newer than the last repetition, and the next one is not due yet.
         answered = answer_ms <= sent_ms and answer_ms * 1000 <= pause_us
+        if now - self._looked > _LONGEST_GAP:
+            self._stuck_since = None
+        self._looked = now
         if not probes and (not repetitions or answered):
             self._stuck_since = None
         elif self._stuck_since is None:
