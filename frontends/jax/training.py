@@ -87,8 +87,10 @@ def distributed(
     Gradients are matched by their places in the tree; a sparse one is made dense. If ranks have different gradients, or
     None in other places, JaxRuntimeError names them on every rank.
 
-    An optimizer that clips by global norm clips the combined gradients. The state is the optimizer's own, so
-    checkpoints fit with and without `distributed`. Raises ValueError for a bad argument; otherwise as `allreduce`.
+    An optimizer that clips by global norm clips the combined gradients, and one that skips steps, such as
+    optax.apply_if_finite, decides by them; around `distributed` it would decide on each rank alone. The state is the
+    optimizer's own, so checkpoints fit with and without `distributed`. Raises ValueError for a bad argument; otherwise
+    as `allreduce`.
     """
     import optax
 
