@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from collectives import ProcessSet
-from frontends.horovod import DENSE, MISSING, Adasum, Compressor, alone_in
+from frontends.horovod import DENSE, MISSING, Adasum, Compressor, Max, alone_in
 from frontends.torch import ops
 from frontends.torch.parameters import Hooks, Parameter, Roster
 from frontends.torch.passes import PassCounter
@@ -36,7 +37,18 @@ class StepReduction:
         """Nothing: steps are combined, not gradients."""
 
     def settle(self, param_groups: Sequence[dict[str, Any]]) -> None:
-        """Nothing, likewise."""
+        """Make a gradient of each rank infinite if a rank has one that is not finite: for a caller that looks for these
+        first, and then calls `step` or skips that, as all ranks do then. Begin a step."""
+        self._counter.restart()
+        if alone_in(self._process_set):
+            return
+        gradients = [parameter.grad for group in param_groups for parameter in group["params"]]
+        values = [one._values() if one.is_sparse else one for one in gradients if one is not None]
+        finite = all(bool(torch.isfinite(one).all()) for one in values)
+        infinite = torch.tensor([not finite])
+        ops.allreduce_(infinite, name="adasum.infinite", op=Max, process_set=self._process_set)
+        if finite and infinite.item() and values:
+            values[0].detach().fill_(math.inf)
 
     def step(
         self,

@@ -292,6 +292,29 @@ def test_a_grad_scaler_finds_combined_gradients(world: World, options: str, kind
     assert world.run(steps) == [[7.0, 7.0, 7.0, 6.0, 5.0]] * SIZE
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_grad_scaler_of_adasum_skips_the_same_steps_on_all_ranks(world: World, sparse: bool) -> None:
+    def steps(comm: Any) -> list[float]:
+        table = torch.nn.Embedding(2, 1, sparse=sparse)
+        table.weight.data.fill_(8.0)
+        plain = torch.optim.SGD(table.parameters(), lr=1.0)
+        optimizer = hvd.DistributedOptimizer(plain, table.named_parameters(), op=hvd.Adasum)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        found = []
+        for step in range(5):
+            infinite = step in (1, 2) and comm.rank == 0
+            loss = table(torch.tensor([0, 1])).sum()
+            scaler.scale((float("inf") if infinite else 1.0) * loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            found.append(table.weight[1].item())
+        assert scaler.get_scale() == 2.0
+        return found
+
+    assert world.run(steps) == [[7.0, 7.0, 7.0, 6.0, 5.0]] * SIZE
+
+
 def test_a_grad_scaler_after_synchronize(world: World) -> None:
     def steps(comm: Any) -> list[float]:
         one, optimizer = made(op=hvd.Sum)
