@@ -79,7 +79,7 @@ class Watchdog:
         self._group = group
         self._abort_signal = abort_signal
         self._positions = positions
-        self._messages = MessageWaits(positions)
+        self._messages = MessageWaits(positions, abort_signal)
         self._group_store = group.store.with_timeout(STORE_SECONDS)
         self._store = self._group_store.prefixed("watch")
         self._next_process = NextProcess(group, self._store)
