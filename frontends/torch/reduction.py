@@ -198,7 +198,7 @@ class GradientReduction:
 
     def settle(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Reduce the gradients for a caller that looks at them first and then calls `step`, or skips that."""
-        if self._settled or not self._combined:  # settled: the step before was skipped
+        if not self._combined:
             self.synchronize(param_groups)
             self._settled = True
 
@@ -280,6 +280,7 @@ class GradientReduction:
         gradient = self._of.get(id(parameter))
         if gradient is None:  # the parameter is no longer the optimizer's
             return
+        self._combined = self._settled = False  # also if the step before was skipped
         if gradient.group is not None:
             self._leave_old_groups()
         try:

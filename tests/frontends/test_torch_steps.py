@@ -315,6 +315,22 @@ def test_a_grad_scaler_of_adasum_skips_the_same_steps_on_all_ranks(world: World,
     assert world.run(steps) == [[7.0, 7.0, 7.0, 6.0, 5.0]] * SIZE
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_step_after_one_that_a_grad_scaler_skipped_combines(world: World, options: str) -> None:
+    def steps(comm: Any) -> list[float]:
+        one, optimizer = made(**OPTIONS[options])
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        (float("inf") * one.sum()).backward()
+        scaler.scale(one.detach().sum())
+        scaler.step(optimizer)
+        optimizer.zero_grad()
+        (2.0 * comm.rank * one.sum()).backward()
+        optimizer.step()
+        return [value.item() for value in one]
+
+    assert world.run(steps) == [[7.0, 7.0]] * SIZE
+
+
 def test_a_grad_scaler_after_synchronize(world: World) -> None:
     def steps(comm: Any) -> list[float]:
         one, optimizer = made(op=hvd.Sum)
