@@ -104,7 +104,7 @@ class Channel(compiled.Channel):
             return False
         if self._from:
             now = time.monotonic()
-            if not loop.serve(now):
+            if now >= loop.due and not loop.serve(now, self._from):
                 return False
             for back in self._from:
                 if not back.is_clear:

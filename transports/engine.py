@@ -20,7 +20,7 @@ import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from transports.anysource import AnyRequest, AnySource, Arrival, Taken, check_any
@@ -104,8 +104,9 @@ class Link(ABC):
         reach all of `sources`; `turn` is another number each time, so that another one of them can be first."""
         return None
 
-    def sweep(self) -> bool:
-        """Move all bytes without waiting, for a link without sockets; True if there were any."""
+    def sweep(self, but: Collection[object] = ()) -> bool:
+        """Move all bytes without waiting, for a link without sockets, but for those from the lanes `but`; True if there
+        were any."""
         return False
 
     def poke(self, peer: int | None) -> bool:
@@ -362,7 +363,10 @@ class Engine(Transport, AnySource, Owner):
         if link is None:
             return None
         loop = self.loop
-        if not loop.quiet or not loop.serve(time.monotonic()):
+        if not loop.quiet:
+            return None
+        now = time.monotonic()
+        if now >= loop.due and not loop.serve(now, [link.lane_from(peer) for peer in sources if peer != self.rank]):
             return None
         if not self.match_queue.is_clear(sources, tags):
             taken = self.match_queue.take(sources, tags, view, check)
@@ -494,12 +498,12 @@ class Engine(Transport, AnySource, Owner):
 
     # For links and the loop, with the lock held.
 
-    def sweep(self) -> bool:
+    def sweep(self, but: Collection[object] = ()) -> bool:
         """See Progress."""
         moved = False
         if self.life.failure is None:
             for link in self.links:
-                if link.sweep():
+                if link.sweep(but):
                     moved = True
         return moved
 

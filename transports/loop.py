@@ -18,6 +18,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
+from collections.abc import Collection
 from functools import partial
 from typing import Final, Protocol
 
@@ -71,8 +72,9 @@ class Bell(Protocol):
 class Progress(Protocol):
     """The engine, as its loop uses it. Every method is called with the lock held."""
 
-    def sweep(self) -> bool:
-        """Move all bytes of the links that have no sockets, without waiting; True if any were."""
+    def sweep(self, but: Collection[object] = ()) -> bool:
+        """Move all bytes of the links that have no sockets, but for those from the lanes `but`, without waiting; True
+        if any were."""
 
     def tick(self, now: float) -> float:
         """Do what is due by now; the time of the next call. Never raises for errors of a peer."""
@@ -88,6 +90,7 @@ class Loop:
     polls    True if a wait may poll one connection alone for a moment, since there is a core for each rank
     yields   True if a wait may yield the core instead, since ranks that are processes share cores
     glances  polls of one connection while no other is served; some 25 us, if waits poll at all
+    due      time at which all peers must be served, also by a thread that serves one of them alone
     """
 
     def __init__(self, progress: Progress, cores: Cores) -> None:
@@ -101,7 +104,7 @@ class Loop:
         self._spin = 0.0
         self._yields_for = 0.0
         self._tick_at = 0.0
-        self._sweep_at = 0.0
+        self.due = 0.0
         self._writing = 0
         self._bells: list[Bell] = []
         self._selector: selectors.BaseSelector | None = None
@@ -196,15 +199,14 @@ class Loop:
         """True if no other thread drives, no data waits to be written, and none of those read waits to be handled."""
         return not (self.driver.thread or self._writing or self._unread or self.alarm)
 
-    def serve(self, now: float) -> bool:
-        """Serve all peers if that is due, for a holder of the lock that has found the loop quiet and is about to serve
-        one of them alone for a moment. True if it is still quiet."""
-        if now < self._sweep_at:
-            return True
-        self._sweep_at = now + _SWEEP_EVERY
-        self._sweep()
+    def serve(self, now: float, but: Collection[object] = ()) -> bool:
+        """Serve all peers, since `due` has come, but for the lanes `but`: those that a holder of the lock, which has
+        found the loop quiet, is about to serve alone for a moment. Their bytes would take a way that is three times as
+        long. True if the loop is still quiet."""
+        self.due = now + _SWEEP_EVERY
+        self._sweep(but)
         if self._selector is not None:
-            self._select(0)
+            self._select(0, but)
         else:
             self._tick_if_due(now)
         return self.quiet
@@ -212,9 +214,10 @@ class Loop:
     def attend(self, awaited: Awaited) -> None:
         """Serve the peer of `awaited` alone while bytes come from it, at most until serving all is due, for a holder of
         the lock. A wait looks at more than this after each read, which takes as long as the read."""
-        if self.quiet and self.serve(time.monotonic()):
+        now = time.monotonic()
+        if self.quiet and (now < self.due or self.serve(now)):
             while not awaited.done and any(self._poke(awaited) for _ in self.glances):
-                if time.monotonic() >= self._sweep_at:
+                if time.monotonic() >= self.due:
                     break
 
     # For waits.
@@ -258,7 +261,7 @@ class Loop:
             moved = self._sweep()
             if self._selector is not None and not awaited.done:
                 # While data wait to be written, polling one connection would delay the peers.
-                due = self._writing or now >= self._sweep_at
+                due = self._writing or now >= self.due
                 moved = (self._select(0) if due else self._poke(awaited)) or moved
             if awaited.done:
                 return True
@@ -296,9 +299,9 @@ class Loop:
             self.driver.notify()  # the sleep may have ended because a follower's wait has
         self.awake()
 
-    def _sweep(self) -> bool:
+    def _sweep(self, but: Collection[object] = ()) -> bool:
         try:
-            moved = self._progress.sweep()
+            moved = self._progress.sweep(but)
         except BaseException as error:
             self._progress.crashed(error)
             raise
@@ -317,8 +320,9 @@ class Loop:
         if now >= self._tick_at:
             self._tick_at = self._progress.tick(now)
 
-    def _select(self, timeout: float) -> bool:
-        """Wait for events for at most `timeout` seconds and handle them all; True if there were any but wakeups."""
+    def _select(self, timeout: float, but: Collection[object] = ()) -> bool:
+        """Wait for events for at most `timeout` seconds and handle them all, except those of `but`; True if there were
+        any but wakeups."""
         selector = self._selector
         if selector is None:
             return False
@@ -333,7 +337,7 @@ class Loop:
             events = selector.select(0)
         try:
             for key, mask in events:
-                if not key.data.closed:
+                if not key.data.closed and key.data not in but:
                     key.data.ready(mask)
             if self._unread:
                 unread, self._unread = self._unread, set()
@@ -345,7 +349,7 @@ class Loop:
         except BaseException as error:
             self._progress.crashed(error)
             raise
-        self._sweep_at = now + _SWEEP_EVERY
+        self.due = now + _SWEEP_EVERY
         return any(key.data is not self._waker for key, _ in events)
 
 

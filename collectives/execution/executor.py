@@ -408,7 +408,7 @@ class Executor:
                     if not rows:  # most calls end without: nothing is bound before
                         given, taken = table.flat(source, target)
                         bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
-                        rows = bound.single_rows if table.single else bound.rows
+                        rows = bound.single_rows
                         slot = self._state.words[STAGED] % plan.staging_slots if plan.program.phases else 0
                         memory.extend(bound.memory(slot, given, taken))
                     row = rows[at]

@@ -5,13 +5,15 @@
     AWAIT   [TAKE, bytes, result, lanes of the peer]   of a RECV
             [IDLE]                                     of a SEND: the system has taken the message
 
-A message that the interpreter leaves is Python's, and so are all steps after it: the receives that have begun are
-posted, and the steps run as functions. If it only leaves a peer to be woken, it goes on behind that row.
+A message that the interpreter leaves is Python's: the receives that have begun are posted, and rows run as functions of
+Python until all messages that these have begun are awaited. If it only leaves a peer to be woken, it goes on behind
+that row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,17 +21,17 @@ from numpy.typing import NDArray
 
 from collectives.arrays import Array, as_bytes
 from collectives.execution.binder import Binder
-from collectives.execution.table import BegunCall, Rows, Table
+from collectives.execution.table import RELEASING_BYTES, BegunCall, Rows, Table
 from collectives.flight import CALLS
-from collectives.jit import ABSOLUTE, UNFIT, Operand, State
+from collectives.jit import ABSOLUTE, UNFIT, Answer, Operand, State
 from collectives.planning import Plan
 from collectives.schedule import Buf, Instruction, Kind, Span
 from transports.base import Request
 from transports.compiled import HEAD_BYTES, Channel, CompiledMessages
 
 _NOTHING: Final = memoryview(b"")
-_MOST_BYTES: Final = 1 << 18
-"""Bytes that the table of a call moves: all that time Python's lock is held, unless ranks share cores."""
+_MOST_BYTES: Final = 1 << 20
+"""Bytes that the table of a call moves: all that time the lock of the transport is held."""
 
 
 class Message(NamedTuple):
@@ -43,7 +45,6 @@ class MessageTable(Table):
     """The table of a program whose ranks send small messages."""
 
     outside = 15000
-    single = True
 
     def __init__(
         self,
@@ -61,22 +62,38 @@ class MessageTable(Table):
         self._channel = channel
         self._scratch = scratch
         self._messages = messages
-        self._interpret = self.run
+        self._run = self.run
         self._sending: Request | None = None
         """The rest of a message that was sent in part."""
-        self.run = self._run
+        self.run = self._run_all
 
     def _with(self, words: NDArray[np.int64], memory: list[Any]) -> MessageTable:
         parts = self._binder, self._channel, self._scratch, self._messages
         return MessageTable(self.plan, self._state, words, memory, *parts)
 
-    def _run(self, source: Any, target: Any) -> int | None:
-        return self._channel.run(self._interpret, source, target, self._leave)
+    def _run_all(self, source: Any, target: Any) -> int | None:
+        return self._channel.run(self._run, source, target, self._leave)
 
-    def _leave(self, answer: int, source: Any, target: Any) -> int | None:
+    def _interpret(self, call: BegunCall, first: int, stop: int) -> int | None:
+        source, target = call.source, call.target
+        if first == stop:  # it has no message
+            return self._run(source, target, first, stop)
+
+        def run(source: Any, target: Any) -> int | None:
+            answer = self._run(source, target, first, stop)
+            return Answer.DONE if answer is None else answer  # a message for other rows may have been handed over
+
+        answer = self._channel.run(run, source, target, partial(self._leave, stop=stop))
+        if answer != UNFIT:
+            return None if answer is None or answer < 0 else answer
+        if first == 0:
+            self._run(source, target, 0, 0)  # what comes before the first row
+        return first
+
+    def _leave(self, answer: int, source: Any, target: Any, stop: int | None = None) -> int | None:
         """Go on behind a row that is complete but for a peer that must be woken; hand the rest of a message back that
-        was sent in part. See Channel.run."""
-        self._sending, steps = None, self.plan.program.instructions
+        was sent in part. See Channel.run. `stop`: the end of the rows, if it is not all of them that were run."""
+        steps = self.plan.program.instructions
         left: int | None = answer
         while left is not None and left >= 0:
             message, moved = self._messages[left], self._state.moved
@@ -87,24 +104,33 @@ class MessageTable(Table):
                     self._sending = self._channel.send_rest(message.peer, data, check, moved)
                 break
             self._channel.wake(message.peer)
-            left = self._interpret(source, target, left + 1, len(steps))
-        return left
+            left = self._run(source, target, left + 1, len(steps) if stop is None else stop)
+        return Answer.DONE if left is None and stop is not None else left
 
-    def rest(self, call: BegunCall, first: int, *, left: bool) -> None:
-        """All rows from one on that the interpreter has left are Python's. The receives that have begun are posted."""
-        if not left:
-            self._interpret(call.source, call.target, 0, 0)  # what comes before the first row
-        steps = self.plan.program.instructions
-        for at in _begun(steps, first):
+    def _do(self, call: BegunCall, row: int) -> int:
+        """See Table. The receives that have begun are posted first, so the rows behind are Python's too until all of
+        these messages are awaited."""
+        steps, sending = self.plan.program.instructions, self._sending
+        self._sending = None
+        begun = _begun(steps, row)
+        for at in begun:
             call.do(at)
-        for at in range(first, len(steps)):
-            if at == first and self._sending is not None:
-                call.requests[steps[at].request] = self._sending
-            else:
+        awaited = {steps[at].request for at in begun}
+        for at in range(row, len(steps)):
+            step = steps[at]
+            if sending is None:
                 call.do(at)
+            else:
+                call.requests[step.request], sending = sending, None
+            if step.kind is Kind.AWAIT:
+                awaited.discard(step.request)
+            elif step.kind in (Kind.SEND, Kind.RECV):
+                awaited.add(step.request)
+            if not awaited:
+                return at + 1
             if call.hook is not None:
                 call.hook()
-        self._interpret(call.source, call.target, len(steps), len(steps))  # what comes after the last row
+        return len(steps)
 
     def _array(self, span: Span, source: Array, target: Array) -> Array:
         """The array for a span of this rank's memory."""
@@ -133,7 +159,8 @@ def tabulate_messages(
     rows = _MessageRows(plan, state, binder, scratch, channel)
     if not all(rows.add(step) for step in steps) or rows.writer.moved > _MOST_BYTES:
         return None
-    words = rows.table(tag=binder.tag, staged=False, releases=not messages.polls)
+    releases = rows.writer.moved > RELEASING_BYTES or not messages.polls
+    words = rows.table(tag=binder.tag, staged=False, releases=releases)
     return MessageTable(plan, state, words, [channel, *rows.memory], binder, channel, scratch, rows.messages)
 
 

@@ -10,8 +10,8 @@
 
 One table serves all calls of a plan and all staging slots. A program with large messages, with messages and a staging
 window, or with a kernel that is not one C function has no table: its rows are functions of Python (rows.py). Where the
-interpreter leaves a row, Python does it; `Table.rest` tells which runner goes on. A table with reads of exposed arrays
-is for arrays in this rank's arena; an array of a peer that is in none is Python's to read.
+interpreter leaves a row, Python does it, and the interpreter goes on behind it (`Table.rest`). A table with reads of
+exposed arrays is for arrays in this rank's arena; an array of a peer that is in none is Python's to read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from collectives.schedule import SPECS, Buf, Instruction, Kind, Span
 from transports.base import Request
 from transports.onesided import Controls, address
 
-_RELEASING_BYTES: Final = 1 << 15
+RELEASING_BYTES: Final = 1 << 15
 """A table that moves more bytes lets other threads run Python meanwhile. To let go of the interpreter's lock and take
 it again takes a tenth of a microsecond, but milliseconds where another thread takes it."""
 _OCTETS: Final = np.dtype(np.uint8)
@@ -96,12 +96,10 @@ class Table(ABC):
 
     run      run(source, target) begins a call of the plan; see collectives.jit.RunTable
     words    of the table, for a JobRing
-    outside  approximate nanoseconds by which a call takes longer if its rows run as Python functions
-    single   True if the rows of Python that end a call must be BoundPlan.single_rows
+    outside  approximate nanoseconds by which a call takes longer if a hook is called after each row
     """
 
     outside = 5000
-    single = False
 
     def __init__(self, plan: Plan, state: State, words: NDArray[np.int64], memory: list[Any]) -> None:
         """`memory` is everything whose address is in the table."""
@@ -131,9 +129,34 @@ class Table(ABC):
             found.append(Scale(kernel[0], address(kernel[1])))
         return self._with(scaled(self.words, found[0], found[1], call.blocks[0], call.dtype.itemsize), memory)
 
-    @abstractmethod
     def rest(self, call: BegunCall, first: int, *, left: bool) -> None:
-        """Run the rows of the newest call from `first` on. `left`: the interpreter has left that one to Python."""
+        """Run the rows of the newest call from `first` on. `left`: the interpreter has left that one to Python. Python
+        does such a row, and the interpreter goes on behind it."""
+        at, rows = first, len(self.plan.program.instructions)
+        while True:
+            stop = rows if call.hook is None else min(at + 1, rows)
+            answer = at if left else self._interpret(call, at, stop)
+            left = False
+            if answer is not None:
+                at = self._do(call, answer)
+            elif stop < rows:
+                at = stop
+            else:
+                break
+            if call.hook is not None:
+                call.hook()
+        if call.hook is not None and at < rows:
+            call.hook()
+
+    @abstractmethod
+    def _interpret(self, call: BegunCall, first: int, stop: int) -> int | None:
+        """Have the interpreter go on with rows of the newest call; after the last one it does what belongs behind the
+        rows. None if it has done all of these; else the number of the row that it leaves to Python, that of the rows
+        if a rank has failed."""
+
+    @abstractmethod
+    def _do(self, call: BegunCall, row: int) -> int:
+        """Do a row that the interpreter leaves. Returns the number of the row with which the interpreter can go on."""
 
     def flat(self, source: Array, target: Array) -> tuple[Array, Array]:
         """The flat arrays that the rows work on, of those of a call."""
@@ -157,30 +180,21 @@ class WindowTable(Table):
     def _with(self, words: NDArray[np.int64], memory: list[Any]) -> WindowTable:
         return WindowTable(self.plan, self._state, words, memory, self._controls)
 
-    def rest(self, call: BegunCall, first: int, *, left: bool) -> None:
-        """Python does a row that the interpreter leaves: a wait that takes longer, or whose check may differ; or a
-        signal, which has been published, but for which a rank sleeps; or a read of an array that is in no arena. The
-        interpreter goes on behind it. If it leaves the end of the rows, a rank has failed."""
-        at, answer, steps = first, None, self.plan.program.instructions
-        rows = len(steps)
-        while at < rows or left:
-            stop = rows if call.hook is None else at + 1
-            answer = at if left else self.run(call.source, call.target, at, stop)
-            left = False
-            if answer is not None:
-                if answer == rows:
-                    assert self._controls.check is not None
-                    self._controls.check()
-                elif steps[answer].kind is Kind.SIGNAL:
-                    self._controls.wake()
-                else:
-                    call.do(answer)
-                stop = answer + 1
-            at = stop
-            if call.hook is not None:
-                call.hook()
-        if answer is not None:  # what comes after the last row
-            self.run(call.source, call.target, at, at)
+    def _interpret(self, call: BegunCall, first: int, stop: int) -> int | None:
+        return self.run(call.source, call.target, first, stop)
+
+    def _do(self, call: BegunCall, row: int) -> int:
+        """See Table. It is a wait that takes longer, or whose check may differ; or a signal, which has been published,
+        but for which a rank sleeps; or a read of an array that is in no arena."""
+        steps = self.plan.program.instructions
+        if row == len(steps):
+            assert self._controls.check is not None
+            self._controls.check()
+        elif steps[row].kind is Kind.SIGNAL:
+            self._controls.wake()
+        else:
+            call.do(row)
+        return row + 1
 
 
 def tabulate(plan: Plan, state: State, binder: Binder, scratch: Array) -> Table | None:
@@ -196,7 +210,7 @@ def tabulate(plan: Plan, state: State, binder: Binder, scratch: Array) -> Table 
     rows = WindowRows(plan, state, binder, scratch, controls)
     if not all(rows.add(step) for step in program.instructions):
         return None
-    releases = rows.writer.moved > _RELEASING_BYTES or not controls.spins
+    releases = rows.writer.moved > RELEASING_BYTES or not controls.spins
     words = rows.table(exposes=_exposed(plan), checked=rows.checked(), releases=releases)
     return WindowTable(plan, state, words, [controls.memory, *rows.memory], controls)
 

@@ -91,7 +91,7 @@ def linked(options: Options | None = None) -> Iterator[tuple[TcpTransport, TcpTr
     with ranks(2, options) as (a, b):
         link([a, b])
         for t in (a, b):
-            t.loop._sweep_at = time.monotonic() + 100
+            t.loop.due = time.monotonic() + 100
         yield a, b, Lanes(a, 1), Lanes(b, 0)
 
 
@@ -295,34 +295,34 @@ def test_an_exception_in_between_fails_the_transport() -> None:
         assert at_a.run(lambda: None) == BUSY
 
 
-def test_all_connections_are_served_from_time_to_time() -> None:
-    with linked() as (a, b, at_a, _):
-        send(b, 0, 99, b"other")
+def test_the_other_lanes_are_served_from_time_to_time() -> None:
+    with ranks(3) as (a, b, c):
+        link([a, b, c])
+        at_a = Lanes(a, 1)
+        send(c, 0, TAG, b"other")
+        send(b, 0, TAG, b"mine")
+        found: list[bytes] = []
 
         def served() -> bool:
-            a.loop._sweep_at = 0.0
+            a.loop.due = 0.0
             assert at_a.run(lambda: None) is None
-            return a.match_queue.knows(1, 99)
+            return a.match_queue.knows(2, TAG)
 
         wait_until(served)
+        assert not a.match_queue.knows(1, TAG), "it is compiled code's"
+        assert at_a.run(lambda: found.append(at_a.take(4))) is None
+        assert [*found, recv(a, 2, TAG, 5)] == [b"mine", b"other"]
+
+
+def test_the_other_rings_are_served_too() -> None:
+    with ring_channels(3) as (a, b, c, channel):
+        send(c, 0, TAG, b"other")
         send(b, 0, TAG, b"mine")
-
-        def has_arrived() -> bool:
-            a.loop._sweep_at = 0.0
-            assert at_a.run(lambda: 0) == 0
-            return a.match_queue.knows(1, TAG)
-
-        wait_until(has_arrived)
-        assert recv(a, 1, TAG, 4) == b"mine"
-
-
-def test_rings_are_served_too() -> None:
-    with ring_channels() as (a, b, channel):
-        send(b, 0, 99, b"another")
-        a.loop._sweep_at = 0.0
+        a.loop.due = 0.0
         assert channel.run(lambda source, target: None, None, None, nothing_left) is None
-        assert a.match_queue.knows(1, 99)
-        assert recv(a, 1, 99, 7) == b"another"
+        assert a.match_queue.knows(2, TAG)
+        assert not a.match_queue.knows(1, TAG)
+        assert [recv(a, 1, TAG, 4), recv(a, 2, TAG, 5)] == [b"mine", b"other"]
 
 
 def test_only_ranks_that_poll_or_yield_have_the_ability() -> None:
@@ -335,19 +335,19 @@ def test_only_ranks_that_poll_or_yield_have_the_ability() -> None:
 
 
 @contextmanager
-def ring_channels() -> Iterator[tuple[Any, Any, Channel]]:
-    """Two ranks of a host, and the channel of the first to the second."""
-    pair = in_threads(*(lambda group=group: opened(shm_ranks.make(group)) for group in groups(2)))
+def ring_channels(size: int = 2) -> Iterator[tuple[Any, ...]]:
+    """The ranks of a host, and the channel of the first to the second."""
+    ranks = in_threads(*(lambda group=group: opened(shm_ranks.make(group)) for group in groups(size)))
     try:
-        pair[0].loop.polls = True  # the ranks share a process
-        pair[0].loop._sweep_at = time.monotonic() + 100  # the loop does not take the frames out of the ring first
-        found = pair[0].ability(CompiledMessages)
+        ranks[0].loop.polls = True  # the ranks share a process
+        ranks[0].loop.due = time.monotonic() + 100  # the loop does not take the frames out of the ring first
+        found = ranks[0].ability(CompiledMessages)
         assert found is not None
         channel = found.channel([1], [1], TAG, BUSY)
         assert channel is not None
-        yield *pair, channel
+        yield *ranks, channel
     finally:
-        in_threads(*(lambda t=t: t.close(soon()) for t in pair))
+        in_threads(*(lambda t=t: t.close(soon()) for t in ranks))
 
 
 def opened(t: Any) -> Any:

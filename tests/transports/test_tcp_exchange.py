@@ -27,7 +27,7 @@ def told(says: bytes, glances: range = PATIENT) -> Iterator[tuple[TcpTransport, 
     with ranks(2, Options(peer_timeout=1)) as (t, _):
         t.loop.glances = glances
         with member(t, 0, says) as far:
-            t.loop._sweep_at = time.monotonic() + 100  # the loop does not serve all peers meanwhile
+            t.loop.due = time.monotonic() + 100  # the loop does not serve all peers meanwhile
             yield t, far
 
 
@@ -129,7 +129,7 @@ class Endless(Awaited):
 def test_a_peer_that_sends_without_end_does_not_keep_the_others_waiting() -> None:
     with ranks(2) as (t, _), t.lock:
         t.loop.attend(Endless())
-        assert time.monotonic() >= t.loop._sweep_at
+        assert time.monotonic() >= t.loop.due
 
 
 def test_a_receive_posted_before_comes_first() -> None:

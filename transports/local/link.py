@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from transports.base import Request
@@ -92,7 +92,7 @@ class LocalLink(Link):
         self.seat.lent.add(sending)
         return sending
 
-    def sweep(self) -> bool:
+    def sweep(self, but: Collection[object] = ()) -> bool:
         inbox = self.seat.inbox
         if not inbox:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, TypeVar
 
 from transports.anysource import Taken
@@ -197,14 +197,14 @@ class ShmLink(Link):
         assert self._board is not None
         return self._board.ends([self._place[rank] for rank in ranks])
 
-    def sweep(self) -> bool:
+    def sweep(self, but: Collection[object] = ()) -> bool:
         moved = False
         peer = self.engine.rank
         try:
             held = self.engine.match_queue.held
             for peer in dict.fromkeys([*held, *self._incoming]) if held else self._incoming:
                 incoming = self._incoming.get(peer)  # None: a held frame of another link
-                if incoming is not None and not incoming.empty and incoming.drain():
+                if incoming is not None and not incoming.empty and incoming not in but and incoming.drain():
                     moved = True
         except TransportError as error:
             engine = self.engine

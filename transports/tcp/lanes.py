@@ -23,8 +23,9 @@ from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, MAX_CONTROL_BYTE
 
 _READ_BYTES: Final = 1 << 15
 """Two TLS records. One read takes a frame of 16 KiB with its header."""
-BUFFER_BYTES: Final = (1 << 16) + (1 << 12)
-"""Room for the largest frame of `transports.compiled`: 64 KiB and more than a head."""
+BUFFER_BYTES: Final = (1 << 18) + (1 << 12)
+"""Room for the largest frame of `transports.compiled`: 256 KiB and more than a head. The system gives memory to the
+parts that are used."""
 LARGEST: Final = BUFFER_BYTES - HEAD_BYTES
 """The largest payload of compiled code."""
 _READS_AT_ONCE: Final = 16

@@ -60,7 +60,7 @@ def table_of(comm: Communicator) -> MessageTable | None:
 
 def test_which_calls_have_tables() -> None:
     def body(comm: Communicator) -> None:
-        for count, has in ((1, True), (1 << 14, True), (1 << 17, False)):
+        for count, has in ((1, True), (1 << 14, True), (1 << 16, True), (1 << 20, False)):
             x = np.ones(count, np.float32)
             for call in (
                 lambda x=x: comm.allreduce(x),
@@ -80,7 +80,7 @@ def several(comm: Communicator, made: np.random.Generator, late: Callable[[], No
     """Some calls of each kind with random sizes and values; `late` is called before each."""
     found = []
     for _ in range(4):
-        count = int(2 ** made.uniform(0, 15))
+        count = int(2 ** made.uniform(0, 17))
         whole = made.normal(size=(comm.size, count * comm.size)).astype(made.choice(["f4", "f8"]))
         mine = whole[comm.rank]
         op, root = str(made.choice(["sum", "max", "average"])), int(made.integers(comm.size))
