@@ -45,8 +45,6 @@ _NOTE: Final = MAX_TAG + 1
 _MATCHED: Final = MAX_TAG + 2
 """The tag of the frame that tells of the match."""
 _TAG_BYTES: Final = 8
-_SHORT: Final = 1 << 14
-"""Bytes of the longest payload that `recv` takes: one read of a socket brings all of it."""
 
 
 class Link(ABC):
@@ -103,6 +101,12 @@ class Link(ABC):
         """See AnySource.take. Nobody else waits for a frame, and no receive is posted for this one. The link need not
         reach all of `sources`; `turn` is another number each time, so that another one of them can be first."""
         return None
+
+    def fetch(self, receive: Receive) -> bool:
+        """Begin to receive the frame of a receive that is not posted, straight into its view, if the frame comes soon
+        and fits. False, with nothing done, if not. Nobody else waits for a frame. True: the receive is done, or will
+        be as one that was posted."""
+        return False
 
     def sweep(self, but: Collection[object] = ()) -> bool:
         """Move all bytes without waiting, for a link without sockets, but for those from the lanes `but`; True if there
@@ -305,38 +309,52 @@ class Engine(Transport, AnySource, Owner):
         self.driver.interrupt()
 
     def recv(self, peer: int, tag: int, view: memoryview, deadline: float, check: int = 0) -> None:
-        """See Transport. A short frame that comes soon is taken, without a request."""
         check_arguments(self, peer, tag, check)
         check_view(view, writable=True)
-        if len(view) > _SHORT or self.take((peer,), range(tag, tag + 1), view, check) is None:
-            self.irecv(peer, tag, view, check).wait(deadline)
+        receiving = Receiving(self, peer, tag, view, check)
+        with self.lock:
+            if self.life.obstacle is not None:
+                raise self.life.error()
+            self._fetch_or_post(receiving)
+        receiving.wait(deadline)
 
     def sendrecv(
         self, dest: int, source: int, tag: int, data: memoryview, view: memoryview, deadline: float, check: int = 0
     ) -> Request:
-        """See Transport. The receive of a long frame is posted before the send, so that it need not be kept."""
         check_arguments(self, source, tag, check)
         if not 0 <= dest < self.size or self.rank in (dest, source):
             return super().sendrecv(dest, source, tag, data, view, deadline, check)
         check_view(data, writable=False)
         check_view(view, writable=True)
-        receiving = Receiving(self, source, tag, view, check) if len(view) > _SHORT else None
+        receiving = Receiving(self, source, tag, view, check)
         with self.lock:
             if self.life.obstacle is not None:
                 raise self.life.error()
-            if receiving is not None:
-                self._post(receiving)
             try:
                 sending = self._route[dest].send(dest, tag, data, check)
             except BaseException as error:
                 self.crashed(error)
                 raise
-            if receiving is not None:
-                self.loop.attend(receiving)
-            elif self._take((source,), range(tag, tag + 1), view, check) is not None:
-                return sending
-        (receiving or self.irecv(source, tag, view, check)).wait(deadline)
+            self._fetch_or_post(receiving)
+        receiving.wait(deadline)
         return sending
+
+    def _fetch_or_post(self, receiving: Receiving) -> None:
+        """Receive a frame that comes soon without the match queue, else post its receive."""
+        peer, loop = receiving.peer, self.loop
+        if peer != self.rank and loop.quiet:
+            link, now = self._route[peer], time.monotonic()
+            served = now < loop.due or loop.serve(now, (link.lane_from(peer),))
+            if served and self.match_queue.is_clear_for(peer, receiving.tag):
+                try:
+                    if link.fetch(receiving):
+                        return
+                except RondeError:  # the transport has failed
+                    raise
+                except BaseException as error:
+                    self.crashed(error)
+                    raise
+        self._post(receiving)
 
     def irecv_any(
         self, sources: frozenset[int], tags: range, view: memoryview | None, check: int | None = None
@@ -354,33 +372,26 @@ class Engine(Transport, AnySource, Owner):
     def take(
         self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None = None
     ) -> Taken | None:
+        link, loop = self._route.get(sources[0] if sources[0] != self.rank else sources[-1]), self.loop
         with self.lock:
-            return self._take(sources, tags, view, check)
-
-    def _take(self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None) -> Taken | None:
-        """`take` for the holder of the lock."""
-        link = self._route.get(sources[0] if sources[0] != self.rank else sources[-1])
-        if link is None:
-            return None
-        loop = self.loop
-        if not loop.quiet:
-            return None
-        now = time.monotonic()
-        if now >= loop.due and not loop.serve(now, [link.lane_from(peer) for peer in sources if peer != self.rank]):
-            return None
-        if not self.match_queue.is_clear(sources, tags):
-            taken = self.match_queue.take(sources, tags, view, check)
-            if taken is not None and self._holding:
-                self.resume()
-            return taken
-        self._taken += 1
-        try:
-            return link.take(sources, tags, view, check, self._taken)
-        except RondeError:  # the transport has failed
-            raise
-        except BaseException as error:
-            self.crashed(error)
-            raise
+            if link is None or not loop.quiet:
+                return None
+            now = time.monotonic()
+            if now >= loop.due and not loop.serve(now, [link.lane_from(peer) for peer in sources if peer != self.rank]):
+                return None
+            if not self.match_queue.is_clear(sources, tags):
+                taken = self.match_queue.take(sources, tags, view, check)
+                if taken is not None and self._holding:
+                    self.resume()
+                return taken
+            self._taken += 1
+            try:
+                return link.take(sources, tags, view, check, self._taken)
+            except RondeError:  # the transport has failed
+                raise
+            except BaseException as error:
+                self.crashed(error)
+                raise
 
     def probe(self, sources: frozenset[int], tags: range, deadline: float) -> Arrival | None:
         check_any(self, sources, tags, None, None)

@@ -211,15 +211,6 @@ class Loop:
             self._tick_if_due(now)
         return self.quiet
 
-    def attend(self, awaited: Awaited) -> None:
-        """Serve the peer of `awaited` alone while bytes come from it, at most until serving all is due, for a holder of
-        the lock. A wait looks at more than this after each read, which takes as long as the read."""
-        now = time.monotonic()
-        if self.quiet and (now < self.due or self.serve(now)):
-            while not awaited.done and any(self._poke(awaited) for _ in self.glances):
-                if time.monotonic() >= self.due:
-                    break
-
     # For waits.
 
     def glance(self, awaited: Awaited) -> None:

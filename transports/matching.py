@@ -47,6 +47,10 @@ class Receive:
         self.error: RondeError | None = None
         self.number = 0
 
+    def finish(self) -> None:
+        """Its frame has been received straight into its view; see Target."""
+        self.done = True
+
     def raise_error(self) -> None:
         """Raise the error, if there is one."""
         if self.error is not None:
@@ -405,6 +409,10 @@ class MatchQueue:
         if not (self._posted or self._unexpected or self._any):
             return True
         return len(tags) == len(sources) == 1 and not self.knows(sources[0], tags.start)
+
+    def is_clear_for(self, peer: int, tag: int) -> bool:
+        """The same for one peer and one tag."""
+        return not (self.held or self._noted or self.knows(peer, tag))
 
     def knows(self, peer: int, tag: int) -> bool:
         """True if a receive is posted for the next frame with this tag from a peer, or the frame has arrived."""

@@ -12,9 +12,8 @@ import pytest
 
 from tests.transports.groups import groups, recv, soon
 from tests.transports.tcp_ranks import briefly, every, in_threads, link, member, ranks, tcp_link, wait_until
-from transports.driver import Awaited
 from transports.errors import AbortedError, DeadlineExceeded, MismatchError, PeerLost, RondeError
-from transports.matching import MatchQueue
+from transports.matching import MatchQueue, Receive
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import data_header
 
@@ -114,22 +113,20 @@ def test_a_long_frame_is_read_without_a_wait(monkeypatch: pytest.MonkeyPatch) ->
         assert take(t, 7, 4) == b"next"
 
 
-class Endless(Awaited):
-    """A receive whose bytes never end."""
-
-    done = False
-
-    def check_possible(self) -> None:
-        """It is always."""
-
-    def poke(self) -> bool:
-        return True
-
-
-def test_a_peer_that_sends_without_end_does_not_keep_the_others_waiting() -> None:
-    with ranks(2) as (t, _), t.lock:
-        t.loop.attend(Endless())
-        assert time.monotonic() >= t.loop.due
+def test_a_peer_that_sends_for_long_does_not_keep_the_others_waiting() -> None:
+    payload, buffer = bytes(range(256)) * 4096, bytearray(1 << 20)
+    with ranks(2) as (a, b):
+        link([a, b])
+        b.isend(0, 7, memoryview(payload))
+        receive = Receive(1, 7, memoryview(buffer), 0)
+        with a.lock:
+            a.loop.due = 0.0
+            wait_until(lambda: tcp_link(a).fetch(receive))
+            assert not receive.done, "all peers are to be served first"
+        waiting = b.irecv(0, 8, memoryview(bytearray(1)))
+        a.isend(1, 8, memoryview(b"x"))
+        in_threads(lambda: waiting.wait(soon()), lambda: wait_until(lambda: receive.done, a))
+        assert buffer == payload
 
 
 def test_a_receive_posted_before_comes_first() -> None:

@@ -16,7 +16,7 @@ from transports.anysource import Taken
 from transports.compiled import BUFFER, END, HEAD_BYTES, IN, IN_DATA, Words
 from transports.errors import RondeError, TransportError
 from transports.loop import READ, Loop
-from transports.matching import Target
+from transports.matching import Receive, Target
 from transports.tcp import sockets
 from transports.tcp.dead_links import LinkHealth
 from transports.tcp.frames import ABORT, DATA, GOODBYE, HEADER, MAX_CONTROL_BYTES, SPREAD, parse_abort
@@ -369,6 +369,53 @@ class Incoming(Lane):
         except (EOFError, OSError, TransportError) as error:
             self.fail(error)
             return None
+
+    def fetch(self, receive: Receive, polls: range) -> bool:
+        """Read the frame of a receive straight into its view, if it comes next and soon, and fits: see Link.fetch. Any
+        other frame that arrives goes the usual way."""
+        sock, view, window = self._sock, receive.view, self._window
+        if sock is None or not self.is_clear:
+            return False
+        try:
+            self.expect(time.monotonic())
+            count = self._poll_read(sock, self._first_read, polls)
+            if not count:
+                return False
+            self._end = count
+            if count < _HEADER_BYTES or _unpack_from(window) != (receive.tag, receive.check, DATA, len(view)):
+                self._parse()
+                self._look_again()
+                return False
+            end = _HEADER_BYTES + len(view)
+            if count < end:
+                have, self._end = count - _HEADER_BYTES, 0
+                view[:have] = window[_HEADER_BYTES:count]
+                self._inbound, self._rest = receive, view[have:]
+                self._read_rest(sock, polls)
+                return True
+            view[:] = window[_HEADER_BYTES:end]
+            receive.finish()
+            self._end = left = count - end
+            if left:
+                window[:left] = window[end:count]
+                self._parse()
+            self._look_again()
+        except (EOFError, OSError, TransportError) as error:
+            self.fail(error)
+        return receive.done
+
+    def _read_rest(self, sock: socket.socket, polls: range) -> None:
+        """Read more of the arriving frame while its bytes come, until all peers must be served."""
+        while count := self._poll_read(sock, self._rest, polls):
+            self._rest = self._rest[count:]
+            if not self._rest:
+                assert self._inbound is not None
+                inbound, self._inbound = self._inbound, None
+                inbound.finish()
+                break
+            if time.monotonic() >= self._loop.due:
+                break
+        self._look_again()
 
     def _whole_frame(self, tags: range, view: memoryview | None, check: int | None, count: int) -> Taken | None:
         """The first frame of so many bytes in the buffer, if all of it is there and it fits; its payload is copied."""

@@ -21,7 +21,7 @@ from transports.compiled import LaneFrom, LaneTo
 from transports.descriptors import allow_many
 from transports.engine import Engine, Flush, Link
 from transports.errors import DeadlineExceeded, PeerLost, ReentryError, RondeError
-from transports.matching import Target
+from transports.matching import Receive, Target
 from transports.requests import Sending
 from transports.tcp import dead_links
 from transports.tcp.addresses import exchange, own_address
@@ -137,6 +137,13 @@ class TcpLink(Link):
                 break
         self.engine.driver.interrupt()  # other threads may wait for a frame that arrived
         return None
+
+    def fetch(self, receive: Receive) -> bool:
+        lane = self._incoming.get(receive.peer)
+        if lane is not None and lane.fetch(receive, self.engine.loop.glances):
+            return True
+        self.engine.driver.interrupt()  # other threads may wait for a frame that arrived
+        return False
 
     def poke(self, peer: int | None) -> bool:
         if peer is not None:
