@@ -270,6 +270,7 @@ ONE_CASE = (
 frameworks and launchers that take seconds each. The name of a test chooses its case: a file's tests differ in it."""
 
 THINNED = (
+    "command_line/top/test_waits.py",
     "collectives/compression/test_compression.py",
     "collectives/execution/test_rows.py",
     "collectives/execution/test_tables.py",
