@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Final
 
-DEPTH: Final = 24
-"""Innermost frames of a stack that are shown."""
+DEPTH: Final = 32
+"""Innermost frames of a stack that are shown. Some 20 are Ronde's own, and the program's must be among them."""
 
 _THREAD: Final = re.compile(r"(?:Thread|Current thread) 0x([0-9a-f]+)")
 _FRAME: Final = re.compile(r'  File "?(.+?)"?, line (\d+|\?\?\?) in (.*)')

@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 from hypothesis import given
@@ -147,7 +147,7 @@ class Nothing:
     def __init__(self, crashed: Callable[[BaseException], None]) -> None:
         self.crashed = crashed
 
-    def sweep(self) -> bool:
+    def sweep(self, but: Collection[object] = ()) -> bool:
         return False
 
     def tick(self, now: float) -> float:
