@@ -204,6 +204,8 @@ class Loop:
         found the loop quiet, is about to serve alone for a moment. Their bytes would take a way that is three times as
         long. True if the loop is still quiet."""
         self.due = now + _SWEEP_EVERY
+        if self.polls:
+            self._cores.leave()  # calls that end soon, or in compiled code, would never find their core shared
         self._sweep(but)
         if self._selector is not None:
             self._select(0, but)

@@ -31,6 +31,7 @@ from transports.compiled import (
     Channel,
     CompiledMessages,
 )
+from transports.cores import Cores
 from transports.errors import MismatchError, PeerLost
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import data_header
@@ -312,6 +313,17 @@ def test_the_other_lanes_are_served_from_time_to_time() -> None:
         assert not a.match_queue.knows(1, TAG), "it is compiled code's"
         assert at_a.run(lambda: found.append(at_a.take(4))) is None
         assert [*found, recv(a, 2, TAG, 5)] == [b"mine", b"other"]
+
+
+def test_a_shared_core_is_found_though_no_call_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[Cores] = []
+    monkeypatch.setattr(Cores, "leave", lambda cores: left.append(cores))
+    with linked() as (a, _, at_a, _b):
+        a.loop.polls = True
+        for due, times in ((time.monotonic() + 100, 0), (0.0, 1)):
+            a.loop.due = due
+            assert at_a.run(lambda: None) is None
+            assert len(left) == times
 
 
 def test_the_other_rings_are_served_too() -> None:
