@@ -194,6 +194,7 @@ NIGHTLY = (
 """Beginnings of the names of tests that `make nightly` runs, not `make test`."""
 
 ONE_CASE = (
+    "command_line/top/test_waits.py::test_a_rank_that_comes_late_is_named",
     "chaos/test_calls.py::test_all_results_are_right",
     "chaos/test_campaign.py::test_cases_that_failed_once",
     "collectives/elastic/test_oracle.py::test_the_parameters_are_those_of_one_process",
@@ -270,7 +271,6 @@ ONE_CASE = (
 frameworks and launchers that take seconds each. The name of a test chooses its case: a file's tests differ in it."""
 
 THINNED = (
-    "command_line/top/test_waits.py",
     "collectives/compression/test_compression.py",
     "collectives/execution/test_rows.py",
     "collectives/execution/test_tables.py",
