@@ -154,12 +154,13 @@ def answer_for(calls: Calls, error: BaseException) -> None:
 
 
 def run_whole(calls: Calls, job: Job[Any], deadline: float) -> Any:
-    """The product of a job in a thread that has the turn, or needs none. After an error of other code than Ronde's in
-    the middle of a call all ranks abort."""
+    """The product of a job in a thread that has the turn, or needs none. After an error of other code than Ronde's the
+    thread gives locks back that it still holds; in the middle of a call all ranks abort."""
     try:
         return job.run(deadline)
     except RondeError:
         raise
     except BaseException as error:
+        calls.interrupted()
         answer_for(calls, error)
         raise

@@ -447,3 +447,35 @@ def test_c3_planning_race() -> None:
     finally:
         sys.setswitchinterval(interval)
         world.close()
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_the_worker_gives_back_the_locks_that_an_error_has_left(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callers: set[int] = set()
+    bind = Executor._bind
+
+    def left(self: Executor, *arguments: Any) -> Any:
+        if threading.get_ident() in callers:
+            return bind(self, *arguments)
+        self._transport.lock.acquire()  # type: ignore[attr-defined]  # as if it came at the end of a `with`
+        raise MemoryError
+
+    monkeypatch.setattr(Executor, "_bind", left)
+
+    def body(comm: Communicator) -> bool:
+        callers.add(threading.get_ident())
+        with pytest.raises((MemoryError, AbortedError)):
+            comm.allreduce_async(np.ones(3)).wait(PATIENCE)
+        lock = comm.transport.lock  # type: ignore[attr-defined]
+        taken = lock.acquire(timeout=PATIENCE)
+        if taken:
+            lock.release()
+        return bool(taken)
+
+    world = World(transport, 2, compiled=("off",))
+    try:
+        assert world.run(body) == [True, True]
+    finally:
+        world.close()
