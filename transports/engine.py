@@ -105,8 +105,12 @@ class Link(ABC):
     def fetch(self, receive: Receive) -> bool:
         """Begin to receive the frame of a receive that is not posted, straight into its view, if the frame comes soon
         and fits. False, with nothing done, if not. Nobody else waits for a frame. True: the receive is done, or will
-        be as one that was posted."""
-        return False
+        be as one that was posted. By default it is taken, as a whole."""
+        tags = range(receive.tag, receive.tag + 1)
+        if self.take((receive.peer,), tags, receive.view, receive.check, 0) is None:
+            return False
+        receive.finish()
+        return True
 
     def sweep(self, but: Collection[object] = ()) -> bool:
         """Move all bytes without waiting, for a link without sockets, but for those from the lanes `but`; True if there
@@ -345,7 +349,7 @@ class Engine(Transport, AnySource, Owner):
         if peer != self.rank and loop.quiet:
             link, now = self._route[peer], time.monotonic()
             served = now < loop.due or loop.serve(now, (link.lane_from(peer),))
-            if served and self.match_queue.is_clear_for(peer, receiving.tag):
+            if served and self.match_queue.is_clear((peer,), range(receiving.tag, receiving.tag + 1)):
                 try:
                     if link.fetch(receiving):
                         return

@@ -410,10 +410,6 @@ class MatchQueue:
             return True
         return len(tags) == len(sources) == 1 and not self.knows(sources[0], tags.start)
 
-    def is_clear_for(self, peer: int, tag: int) -> bool:
-        """The same for one peer and one tag."""
-        return not (self.held or self._noted or self.knows(peer, tag))
-
     def knows(self, peer: int, tag: int) -> bool:
         """True if a receive is posted for the next frame with this tag from a peer, or the frame has arrived."""
         key = peer, tag

@@ -85,7 +85,7 @@ class MessageTable(Table):
 
         answer = self._channel.run(run, source, target, partial(self._leave, stop=stop))
         if answer != UNFIT:
-            return None if answer is None or answer < 0 else answer
+            return None if answer == Answer.DONE else answer
         if first == 0:
             self._run(source, target, 0, 0)  # what comes before the first row
         return first

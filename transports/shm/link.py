@@ -20,7 +20,7 @@ from transports.errors import (
 )
 from transports.liveness import Identity, Watch
 from transports.loop import READ
-from transports.matching import Receive, Target
+from transports.matching import Target
 from transports.requests import Sending
 from transports.shm.board import CLOSED, Board
 from transports.shm.doorbell import HAS_DESCRIPTOR, Doorbell
@@ -162,16 +162,6 @@ class ShmLink(Link):
         if len(sources) > 1:
             incoming, polls = self._first_to_come(sources, polls, turn), _ONCE
         return None if incoming is None else incoming.take(tags, view, check, polls)
-
-    def fetch(self, receive: Receive) -> bool:
-        if self._backlog:
-            return False
-        polls = _POLLS if self.engine.loop.polls else _ONCE
-        tags = range(receive.tag, receive.tag + 1)
-        if self._incoming[receive.peer].take(tags, receive.view, receive.check, polls) is None:
-            return False
-        receive.finish()
-        return True
 
     def _first_to_come(self, sources: tuple[int, ...], polls: range, turn: int) -> Incoming | None:
         """The ring of one of some peers that has a frame, or has one soon; each time another one is looked at first, so

@@ -255,8 +255,9 @@ class Lane:
         except TransportError as error:
             self.fail(error)
 
-    def _parse(self) -> None:
-        window, start, end = self._window, 0, self._end
+    def _parse(self, start: int = 0) -> None:
+        """Handle the bytes in the buffer from `start` on; those before have been handled."""
+        window, end = self._window, self._end
         inbound: Target | None
         while end - start >= _HEADER_BYTES and not self.closed:
             tag, check, kind, length = _unpack_from(window, start)
@@ -348,7 +349,7 @@ class Incoming(Lane):
     def take(self, tags: range, view: memoryview | None, check: int | None, polls: range) -> Taken | None:
         """Read the next frame without asking for a target, if it arrives soon and as a whole: see AnySource.take. Any
         other frame that arrives goes the usual way."""
-        sock, window = self._sock, self._window
+        sock = self._sock
         if sock is None or not self.is_clear:
             return None
         try:
@@ -358,12 +359,7 @@ class Incoming(Lane):
                 return None
             self._end = count
             taken = self._whole_frame(tags, view, check, count)
-            if taken is not None:
-                self._end = left = count - _HEADER_BYTES - len(taken.view)
-                if left:
-                    window[:left] = window[count - left : count]
-            if self._end:
-                self._parse()
+            self._parse(0 if taken is None else _HEADER_BYTES + len(taken.view))
             self._look_again()
             return taken
         except (EOFError, OSError, TransportError) as error:
@@ -381,24 +377,18 @@ class Incoming(Lane):
             count = self._poll_read(sock, self._first_read, polls)
             if not count:
                 return False
-            self._end = count
-            if count < _HEADER_BYTES or _unpack_from(window) != (receive.tag, receive.check, DATA, len(view)):
-                self._parse()
-                self._look_again()
-                return False
-            end = _HEADER_BYTES + len(view)
-            if count < end:
+            self._end, end = count, _HEADER_BYTES + len(view)
+            fits = count >= _HEADER_BYTES and _unpack_from(window) == (receive.tag, receive.check, DATA, len(view))
+            if fits and count < end:
                 have, self._end = count - _HEADER_BYTES, 0
                 view[:have] = window[_HEADER_BYTES:count]
                 self._inbound, self._rest = receive, view[have:]
                 self._read_rest(sock, polls)
                 return True
-            view[:] = window[_HEADER_BYTES:end]
-            receive.finish()
-            self._end = left = count - end
-            if left:
-                window[:left] = window[end:count]
-                self._parse()
+            if fits:
+                view[:] = window[_HEADER_BYTES:end]
+                receive.finish()
+            self._parse(end if fits else 0)
             self._look_again()
         except (EOFError, OSError, TransportError) as error:
             self.fail(error)
