@@ -600,12 +600,21 @@ class Engine(Transport, AnySource, Owner):
                     self.fail(cause)
 
     def fail(self, cause: RondeError) -> None:
-        """Fail, and tell the other ranks, unless there was a failure before. Never raises."""
+        """Fail, and tell the other ranks, unless there was a failure before. Raises nothing but an interrupt, and tells
+        them also in that case."""
         if self.life.failure is not None or self.life.closed:
             return
         for link in self.links:
             cause = link.first_cause(cause)
-        self.life.fail(cause)
+        try:
+            self.life.fail(cause)
+            self._tell(cause)
+        except BaseException:
+            self._tell(cause)
+            raise
+
+    def _tell(self, cause: RondeError) -> None:
+        """Tell of the failure. Idempotent."""
         self.loop.alarm = True
         for link in self.links:
             link.fail(cause)

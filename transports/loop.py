@@ -19,6 +19,7 @@ import selectors
 import socket
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
 
@@ -175,7 +176,8 @@ class Loop:
         elif events:
             self._selector.modify(watched, events, watched)
         else:
-            self._selector.unregister(watched)
+            with suppress(KeyError):  # an interrupt has left the call that unregistered it
+                self._selector.unregister(watched)
         if events:
             self._interest[watched] = events
         else:
@@ -361,12 +363,12 @@ class Waker:
 
     def wake(self) -> None:
         if not self._pending:
-            self._pending = True
             self._far.send(b"\0")
+            self._pending = True  # after it: an interrupt in between costs a wakeup too many, and loses none
 
     def ready(self, events: int) -> None:
-        self._near.recv(16)
         self._pending = False
+        self._near.recv(16)
 
     def close(self) -> None:
         self.closed = True

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import sysconfig
 from collections import deque
+from contextlib import suppress
 from threading import TIMEOUT_MAX, Lock, RLock
-from typing import Final
 
 from transports.engine import Engine
 from transports.requests import Sending
 
-_SLEEP: Final = "sleep"
-
 
 class ThreadBell:
-    """The doorbell of a rank whose peers are threads of its process. Each sleep has a lock of its own, which one of
-    those that ring takes out and releases.
+    """The doorbell of a rank whose peers are threads of its process. Each sleep has a lock of its own, which the first
+    of those that ring releases. A ring is one call, so that an interrupt leaves the bell rung or as it was.
 
     It is sure with Python's lock. Without the lock a rank may look at the bell before others see its frame.
     """
@@ -27,7 +25,7 @@ class ThreadBell:
 
     def __init__(self) -> None:
         self._sleep = Lock()
-        self._armed: dict[str, Lock] = {}
+        self._armed = False
 
     def arm(self, *, by_descriptor: bool) -> bool:
         """See Bell. There is no descriptor."""
@@ -35,19 +33,18 @@ class ThreadBell:
             return False
         self._sleep = Lock()
         self._sleep.acquire()
-        self._armed[_SLEEP] = self._sleep
+        self._armed = True
         return True
 
     def disarm(self) -> None:
         """See Bell."""
-        self._armed.clear()
+        self._armed = False
 
     def ring(self) -> None:
         """See Bell."""
         if self._armed:
-            sleep = self._armed.pop(_SLEEP, None)
-            if sleep is not None:
-                sleep.release()
+            with suppress(RuntimeError):  # another rank has rung at the same time
+                self._sleep.release()
 
     def sleep(self, seconds: float) -> None:
         """See Bell."""

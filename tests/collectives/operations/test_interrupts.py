@@ -21,61 +21,13 @@ from collectives import AbortedError, Communicator, DeadlineExceeded, RondeError
 from collectives.execution import Table
 from collectives.execution.executor import Executor
 from collectives.jit import layout
+from tests.points import Interrupt, Points
 from tests.worlds import World, executor_of
 from transports import shm
 from transports.anysource import AnySource
 
 LONG = os.environ.get("RONDE_INTERRUPTS") == "long"
 PATIENCE = 30.0
-
-
-class Interrupt(KeyboardInterrupt):
-    pass
-
-
-class Points:
-    """Raises Interrupt at the point of this number. `kind`: "line", "instruction", or "return", which is one from C."""
-
-    def __init__(self, kind: str, number: int) -> None:
-        self.kind = kind
-        self.left = number
-        self.place = ""
-        # CPython 3.11 may call it once more after the raise: in a finalizer that the collector runs while the frame
-        # object of a "call" event is made. By then `sys` has let go of it.
-        self._function: Callable[[FrameType, str, Any], Any] = self._profile if kind == "return" else self._trace
-
-    @property
-    def fired(self) -> bool:
-        return self.left < 0
-
-    def start(self) -> None:
-        if self.kind == "return":
-            sys.setprofile(self._function)
-        else:
-            sys.settrace(self._function)
-
-    def stop(self) -> None:
-        sys.settrace(None)
-        sys.setprofile(None)
-
-    def _count(self, frame: FrameType) -> None:
-        self.left -= 1
-        if self.left == -1:
-            self.place = f"{self.kind} {frame.f_code.co_filename}:{frame.f_lineno}"
-            raise Interrupt
-
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename == __file__:
-            return None
-        if self.kind == "instruction":
-            frame.f_trace_opcodes = True
-        if event == ("opcode" if self.kind == "instruction" else "line") and self.left >= 0:
-            self._count(frame)
-        return self._trace
-
-    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_return" and self.left >= 0 and frame.f_code.co_filename != __file__:
-            self._count(frame)
 
 
 class Outcome(NamedTuple):
@@ -221,6 +173,7 @@ class Trial:
         for rank, outcome in enumerate(outcomes):
             if outcome.error is not None:
                 assert isinstance(outcome.error, RondeError | Interrupt), (points.place, rank, outcome.error)
+                assert not isinstance(outcome.error, DeadlineExceeded), (points.place, rank, outcome.error)
                 assert all(broken), (points.place, rank, outcome.error, broken)
             else:
                 assert outcome.result == self._call.right(world.communicators[rank], self._step), (points.place, rank)
