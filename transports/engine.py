@@ -439,18 +439,20 @@ class Engine(Transport, AnySource, Owner):
             link.interrupted()
 
     def close(self, deadline: float) -> None:
-        with self.lock:
-            sound = self.life.obstacle is None
-            if not self.life.begin_close():
-                return
-            self.loop.alarm = True
+        mine = False
         try:
+            with self.lock:
+                sound, mine = self.life.obstacle is None, not self.life.closing
+                if mine:
+                    self.life.begin_close()
+                    self.loop.alarm = True
             with contextlib.ExitStack() as partings:  # each link parts, also if another one is late
-                for link in reversed(self.links if sound else ()):
+                for link in reversed(self.links if sound and mine else ()):
                     partings.callback(link.part, deadline)
         finally:
-            with self.lock:
-                self._release()
+            if mine:  # also if an interrupt has come before the links have parted
+                with self.lock:
+                    self._release()
 
     def ability(self, kind: type[A]) -> A | None:
         for link in self.links:
@@ -632,8 +634,16 @@ class Engine(Transport, AnySource, Owner):
         return link is not None and link.lost(peer, receiving=receiving)
 
     def _release(self) -> None:
-        if not self.life.close():
-            return
+        if not self.life.closed:
+            try:
+                self.life.close()
+                self._end()
+            except BaseException:
+                self._end()
+                raise
+
+    def _end(self) -> None:
+        """Release everything. Idempotent."""
         self.loop.alarm = True
         for link in self.links:
             link.stop()

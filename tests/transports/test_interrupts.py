@@ -13,6 +13,8 @@ from transports.base import Transport
 from transports.errors import AbortedError
 from transports.local.seat import ThreadBell
 from transports.loop import READ, Waker
+from transports.onesided import OneSided
+from transports.testing import Leaks
 
 TIME = 5.0
 
@@ -94,6 +96,39 @@ def test_a_waker_that_was_left_by_an_interrupt() -> None:
         waker.wake()
         waker.ready(READ)  # raises BlockingIOError if there was no wakeup
         waker.close()
+        fired = points.fired
+        number += 1
+    assert number > 5
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python drops those of finalizers
+@pytest.mark.parametrize("transport", THERE)
+def test_an_interrupted_close(transport: str) -> None:
+    """Nothing is left behind once it is closed again; the fixture of all tests looks."""
+    number, fired = 0, True
+    while fired:
+        points, together = Points("line", number), threading.Barrier(2)
+
+        def body(transport: Transport, points: Points = points, together: threading.Barrier = together) -> None:
+            request = transport.isend(1 - transport.rank, 6, memoryview(b"here"))
+            recv(transport, 1 - transport.rank, 6, 4)
+            request.wait(soon())
+            windows = transport.ability(OneSided)
+            if windows is not None:
+                windows.expose("a window", (0, 1), 64, soon())
+            together.wait(TIME)
+            if transport.rank == 0:
+                try:
+                    points.start()
+                    transport.close(soon())
+                except Interrupt:
+                    points.stop()
+                    transport.interrupted()
+                finally:
+                    points.stop()
+
+        with Leaks():
+            on_ranks(backend_of(transport), body)
         fired = points.fired
         number += 1
     assert number > 5

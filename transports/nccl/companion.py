@@ -130,17 +130,19 @@ class NcclCollectives(NativeCollectives):
             if not self._life.begin_close():
                 return
         late: RondeError | None = None
-        for group in reversed(list(self._groups)):
-            try:
-                group.close(deadline)
-            except RondeError as error:
-                late = late or error
-        with self._changed:
-            self._life.close()
-            self._changed.notify()
-            watch = self._watch
-        if watch is not None:
-            watch.join(max(0.0, deadline - time.monotonic()) + _WATCH_LAST)
+        try:
+            for group in reversed(list(self._groups)):
+                try:
+                    group.close(deadline)
+                except RondeError as error:
+                    late = late or error
+        finally:
+            with self._changed:
+                self._life.close()
+                self._changed.notify()
+                watch = self._watch
+            if watch is not None:
+                watch.join(max(0.0, deadline - time.monotonic()) + _WATCH_LAST)
         if late is not None:
             raise late
 

@@ -260,13 +260,14 @@ class TcpLink(Link):
         self.engine.fail(cause)
 
     def goodbye_received(self, lane: Lane) -> None:
-        if self._incoming.get(lane.peer) is lane:
-            del self._incoming[lane.peer]
+        listed = self._incoming.get(lane.peer) is lane
+        if listed or not self.engine.life.closing:
             self._depart(lane.peer)
+        if listed:
             lane.send_last(GOODBYE_FRAME)
-        elif not self.engine.life.closing:
-            self._depart(lane.peer)
         lane.release()
+        if listed:  # until now, so that a close releases it after an interrupt
+            del self._incoming[lane.peer]
 
     def connection_lost(self, lane: Lane, error: Exception) -> None:
         if self._incoming.get(lane.peer) is lane:
