@@ -1640,15 +1640,7 @@ class Communicator(AsynchronousCalls):
             if self._finalizer is not None:
                 self._finalizer.detach()
             if self._context == 0:
-                self._family.recorder.stop()
-                if self._family.endpoint is not None:
-                    self._family.endpoint.close()
-                    self._family.endpoint = None
-                self._family.flight.close()
-                with contextlib.closing(self._family.watchdog) as watchdog, contextlib.closing(self._family.fence):
-                    watchdog.leave()
-                    self.transport.close(deadline if flush is None else begun + flush)
-                self._family.standby.close()
+                family.close(deadline if flush is None else begun + flush)
 
     def _check_process(self) -> None:
         """Raise ForkedError in a forked child of the rank's process."""

@@ -80,6 +80,21 @@ class Family:
         """Release the communicators that nobody refers to any more, if nothing of them is in flight."""
         self.forget(self.dropped.release())
 
+    def close(self, deadline: float) -> None:
+        """Close the transport and everything else that the communicators share, also after an error or an interrupt of
+        one of them. Raises as Transport.close."""
+        endpoint, self.endpoint = self.endpoint, None
+        with contextlib.ExitStack() as steps:  # the last of them first
+            steps.callback(self.standby.close)
+            steps.callback(self.watchdog.close)
+            steps.callback(self.fence.close)
+            steps.callback(self.transport.close, deadline)
+            steps.callback(self.watchdog.leave)
+            steps.callback(self.flight.close)
+            if endpoint is not None:
+                steps.callback(endpoint.close)
+            steps.callback(self.recorder.stop)
+
     def after_fork(self) -> None:
         """In a forked child: stop watching and recording."""
         self.watchdog.after_fork()

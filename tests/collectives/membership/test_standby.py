@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives import Communicator, Config, ConfigError, RendezvousError, RondeError, connect, wait_to_join
+from collectives import (
+    Communicator,
+    Config,
+    ConfigError,
+    DeadlineExceeded,
+    RendezvousError,
+    RondeError,
+    connect,
+    wait_to_join,
+)
 from collectives.membership import set_bounds
 from collectives.membership.registry import Registry
 from collectives.membership.standby import Standby, has_majority, standby_ranks
@@ -99,6 +108,26 @@ def test_ranks_go_on_after_the_store_and_rank_0_are_lost(transport: str, monkeyp
 
     found = on_ranks(body, config(transport), loss.far)
     assert found == [None, *[[1, 2, 3, 4]] * 4]
+
+
+def test_a_close_whose_messages_are_not_taken_ends_the_standbys_too() -> None:
+    """The fixture of all tests finds threads and sockets that are left."""
+    store, closed, settings = MemoryStore(), threading.Barrier(SIZE), config("local", local={"eager_bytes": 0})
+
+    def rank(number: int) -> None:
+        deadline = time.monotonic() + SECONDS
+        comm = connect(join(number, SIZE, store, secret=SECRET, deadline=deadline), settings, deadline)
+        compute(comm, list(range(SIZE)))
+        if number == 0:
+            comm.send_async(np.ones(4), 1)
+            with pytest.raises(DeadlineExceeded):
+                comm.close(flush=0.01)
+        closed.wait(SECONDS)
+        if number != 0:
+            comm.close()
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        list(pool.map(rank, range(SIZE)))
 
 
 def test_without_a_standby_the_loss_of_the_store_ends_the_job() -> None:
