@@ -60,6 +60,18 @@ def test_each_broken_promise_is_found(kind: str, changes: dict[str, object]) -> 
     assert broken(judge(CASE, EVENT, tales(**changes))) == {kind}
 
 
+def test_a_rank_that_is_lost_by_one_link_may_still_speak_by_another() -> None:
+    case = replace(CASE, transport="auto", fault_name="close")
+    victim, (first, second) = Victim(case.victim, 4242), case.survivors
+    lost = replace(GOOD, peer=victim.rank, message=GOOD.message.replace(f"rank {VICTIM.rank}", f"rank {victim.rank}"))
+    told = replace(lost, kind="AbortedError", message=lost.message.replace("closed", "gave up"), at=100.3)
+    right = Told(calls=3, said=lost, survivors=case.survivors, recovery=0.1)
+    stories = {case.victim: Told(), first: right, second: replace(right, said=told)}
+    assert not judge(case, Event(100.0, victim), stories).findings
+    stories[second] = replace(right, said=replace(told, kind="PeerLost"))
+    assert broken(judge(case, Event(100.0, victim), stories)) == {"culprit"}
+
+
 def test_who_does_not_end_hangs() -> None:
     assert "hang" in broken(judge(CASE, EVENT, {**tales(), CASE.survivors[0]: None}))
 

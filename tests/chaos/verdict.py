@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tests.chaos.case import Case
-from tests.chaos.faults import Said, Victim
+from tests.chaos.faults import Said, Victim, lost_or_told
 from tests.chaos.survivor import Told
 from transports.errors import AbortedError, MismatchError
 
@@ -106,6 +106,8 @@ def _complaint(case: Case, error: Said, victim: Victim, first: Said | None) -> s
         return f"did not name rank {victim.rank} (pid {victim.pid})"
     if case.fault.unchecked and error.kind == AbortedError.__name__:
         return ""  # what is broken has struck on: several ranks may have given up, each for its own reason
+    if first is not None and case.fault.names is lost_or_told and error.kind != first.kind:
+        return ""  # over two links: by one it was lost, by the other it could still speak
     if first is not None and error.cause != first.cause and error.kind != MismatchError.__name__:
         return f"named another cause than the first, {first.cause!r}"
     return ""
