@@ -27,7 +27,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 ARGS ?=
-JOBS ?= 3
+JOBS ?= 4
 TABLE ?= all
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
@@ -57,7 +57,6 @@ nightly: $(VENV)/.test
 	@$(PYTEST) -m nightly $(ARGS)
 	@$(if $(ARGS),,echo "== fuzzing"; RONDE_FUZZ_EXAMPLES=300 $(PYTEST) tests/security/test_fuzz_*.py)
 
-check: JOBS = 4
 check: lint
 	@echo "== pytest, on threads and arrays"
 	@$(PYTEST) -m "not cluster and not engines and not nightly and not frameworks and not processes and not long" $(ARGS)

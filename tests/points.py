@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+LONG: Final = os.environ.get("RONDE_INTERRUPTS") == "long"
+"""Every point is tried; otherwise some of them."""
 _TESTS: Final = os.path.dirname(__file__) + os.sep
 
 

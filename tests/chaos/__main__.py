@@ -17,7 +17,10 @@ from tests.chaos.faults import FAULTS, TRANSPORTS
 from tests.chaos.process_bed import ProcessBed
 from tests.chaos.table import Tally, machine, write
 
-_INTERRUPTS = [f"tests/collectives/operations/test_{name}.py" for name in ("interrupts", "reentry")]
+_INTERRUPTS = [
+    *(f"tests/collectives/operations/test_{name}.py" for name in ("interrupts", "reentry")),
+    "tests/transports/test_interrupts.py",
+]
 NO_NETWORKS = 2
 """The exit code of tests.netns where there can be no network namespaces."""
 

@@ -6,7 +6,6 @@ an abort. `make chaos` tries every point (RONDE_INTERRUPTS=long), the suite ever
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -21,12 +20,11 @@ from collectives import AbortedError, Communicator, DeadlineExceeded, RondeError
 from collectives.execution import Table
 from collectives.execution.executor import Executor
 from collectives.jit import layout
-from tests.points import Interrupt, Points
+from tests.points import LONG, Interrupt, Points
 from tests.worlds import World, executor_of
 from transports import shm
 from transports.anysource import AnySource
 
-LONG = os.environ.get("RONDE_INTERRUPTS") == "long"
 PATIENCE = 30.0
 
 
