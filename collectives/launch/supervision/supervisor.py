@@ -456,7 +456,10 @@ class _Supervisor(Listener):
         used = self._used.pop(key, None)
         if used is not None:
             used.host.finish(self._code or 0)
-            self._closing.append((used.host, time.monotonic() + FINISH_SECONDS))
+            if used.host.closed:
+                used.host.close()
+            else:
+                self._closing.append((used.host, time.monotonic() + FINISH_SECONDS))
 
     # What happens
 
