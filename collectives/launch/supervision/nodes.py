@@ -42,6 +42,7 @@ class StorePipes(Connection):
         self._incoming = incoming
         self._threads: list[threading.Thread] = []
         self._failure = ""
+        self._ended = False
 
     def open(self) -> tuple[int, int]:
         (read, their_write), (their_read, write) = os.pipe(), os.pipe()
@@ -53,7 +54,7 @@ class StorePipes(Connection):
 
     @property
     def ended(self) -> bool:
-        return bool(self._threads) and not self._threads[1].is_alive()
+        return self._ended
 
     @property
     def end(self) -> str:
@@ -94,6 +95,8 @@ class StorePipes(Connection):
                         data = data[pipe.write(data) :]
             except (RondeError, BrokenPipeError) as error:
                 self._failure = str(error)
+            finally:
+                self._ended = True  # before the pipe ends, which wakes the launcher
 
 
 @dataclass(frozen=True)

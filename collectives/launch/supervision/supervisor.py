@@ -204,7 +204,7 @@ class _Supervisor(Listener):
     def _turn(self, until: float) -> None:
         """Handle the next events."""
         wakes = [min(used.host.wake_at, used.until) for used in self._used.values()]
-        wakes += [min(until, host.wake_at) for host, until in self._closing]
+        wakes += [0.0 if host.closed else min(until, host.wake_at) for host, until in self._closing]
         wakes += [until, self._time_limit_at, self._escalation.wake_at]
         if self._code is None:
             wakes.append(0.0 if self._busy else self._plan.wake_at)
@@ -456,10 +456,7 @@ class _Supervisor(Listener):
         used = self._used.pop(key, None)
         if used is not None:
             used.host.finish(self._code or 0)
-            if used.host.closed:
-                used.host.close()
-            else:
-                self._closing.append((used.host, time.monotonic() + FINISH_SECONDS))
+            self._closing.append((used.host, time.monotonic() + FINISH_SECONDS))
 
     # What happens
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.collectives.launch import fake_ssh
 from tests.collectives.launch.launcher import BOUND, environment
+from tests.collectives.launch.supervision.test_nodes import SECRET, free_port
 
 LAUNCHER = """
 import selectors, sys, threading
@@ -45,3 +46,25 @@ def test_no_wait_of_a_job_runs_out(options: list[str], code: int, tmp_path: Path
     )
     assert done.returncode == code, done.stderr
     assert "for nothing" not in done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("code", [0, 3])
+def test_no_wait_of_nodes_runs_out(code: int) -> None:
+    meet = f"127.0.0.1:{free_port()}"
+    launchers = [
+        subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, "run", "--nodes", "2", "--node-rank", str(node), "--meet", meet,
+             "-np", "1", "sh", "-c", f"exit {code}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment({"RONDE_SECRET": SECRET}),
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    for launcher in launchers:
+        with launcher:
+            _, err = launcher.communicate(timeout=BOUND)
+            assert launcher.returncode == code, err
+            assert "for nothing" not in err
