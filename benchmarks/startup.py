@@ -11,6 +11,7 @@ All contenders run in turns; the figures are medians of the rounds. The parts ar
     import   of Ronde and NumPy
     init     until all ranks have met and are connected
 
+`end` is the time from then until the command has ended: the ranks leave at once.
 `cpu` is what all processes of the job took, to its end, which tells more than the times where a machine has other work;
 over ssh it is not known.
 
@@ -90,11 +91,12 @@ class Contender:
 
 @dataclass
 class Result:
-    """The rounds of a contender: seconds until the last rank was ready, the parts of the slowest rank, and the seconds
-    of processors that the job took."""
+    """The rounds of a contender: seconds until the last rank was ready, the parts of the slowest rank, seconds from
+    then to the end of the job, and the seconds of processors that it took."""
 
     seconds: list[float] = field(default_factory=list)
     parts: list[list[float]] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
 
@@ -120,6 +122,7 @@ def measure(contender: Contender, size: int, result: Result) -> None:
         for process in processes:
             stack.callback(process.kill)
         outputs = [process.communicate(timeout=BOUND) for process in processes]
+        ended = time.monotonic()
     lines = [line for out, _ in outputs for line in out.decode().splitlines() if line.startswith("times ")]
     if len(lines) != size:
         raise RuntimeError(f"{contender.name}: {len(lines)} of {size} ranks: {[err.decode() for _, err in outputs]}")
@@ -127,6 +130,7 @@ def measure(contender: Contender, size: int, result: Result) -> None:
     slowest = max(ranks, key=lambda times: times[-1])
     result.seconds.append(slowest[-1] - begun)
     result.parts.append([after - before for before, after in zip([begun, *slowest], slowest, strict=False)])
+    result.ends.append(ended - slowest[-1])
     result.cpu.append(_used() - used)
 
 
@@ -206,10 +210,12 @@ def compare(title: str, contenders: Sequence[Contender], size: int, rounds: int,
             measure(contender, size, results[contender.name] if number else Result())
     width = max(len(name) for name in results)
     print(f"\n{title}; seconds, medians of {rounds} rounds, load {os.getloadavg()[0]:.1f}\n")
-    print(" " * width + "".join(f"{head:>9}" for head in ("total", "fastest", *PARTS, *(["cpu"] if local else []))))
+    heads = ["total", "fastest", *PARTS, "end", *(["cpu"] if local else [])]
+    print(" " * width + "".join(f"{head:>9}" for head in heads))
     for name, result in results.items():
         figures = [statistics.median(result.seconds), min(result.seconds)]
         figures += [statistics.median(part) for part in zip(*result.parts, strict=True)]
+        figures += [statistics.median(result.ends)]
         figures += [statistics.median(result.cpu)] if local else []
         print(f"{name:<{width}}" + "".join(f"{figure:>9.2f}" for figure in figures), flush=True)
     return results
