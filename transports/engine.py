@@ -21,6 +21,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from transports.anysource import AnyRequest, AnySource, Arrival, Taken, check_any
@@ -30,7 +31,7 @@ from transports.cores import Cores
 from transports.driver import Awaited
 from transports.errors import MismatchError, RondeError, TransportError, Withdrawn
 from transports.lifecycle import Lifecycle
-from transports.locks import unlocked
+from transports.locks import to_the_end, unlocked
 from transports.loop import Loop
 from transports.matching import MatchQueue, Receive, Target
 from transports.requests import AnyOf, Owner, Probe, Receiving, ReceivingAny, Sending, SynchronousSending
@@ -608,15 +609,11 @@ class Engine(Transport, AnySource, Owner):
             return
         for link in self.links:
             cause = link.first_cause(cause)
-        try:
-            self.life.fail(cause)
-            self._tell(cause)
-        except BaseException:
-            self._tell(cause)
-            raise
+        to_the_end(partial(self._tell, cause))
 
     def _tell(self, cause: RondeError) -> None:
-        """Tell of the failure. Idempotent."""
+        """Fail, and tell the other ranks. Idempotent."""
+        self.life.fail(cause)
         self.loop.alarm = True
         for link in self.links:
             link.fail(cause)
@@ -635,15 +632,11 @@ class Engine(Transport, AnySource, Owner):
 
     def _release(self) -> None:
         if not self.life.closed:
-            try:
-                self.life.close()
-                self._end()
-            except BaseException:
-                self._end()
-                raise
+            to_the_end(self._end)
 
     def _end(self) -> None:
         """Release everything. Idempotent."""
+        self.life.close()
         self.loop.alarm = True
         for link in self.links:
             link.stop()

@@ -1,4 +1,4 @@
-"""Reentrant locks in the presence of interrupts.
+"""Reentrant locks, and steps that must be whole, in the presence of interrupts.
 
 Python runs signal handlers between any two instructions of the main thread, and a handler may raise: an error may leave
 a function right behind the call that takes or releases a lock. A `with` statement on a lock itself is safe, since no
@@ -42,3 +42,12 @@ def unlocked(lock: threading.RLock, function: Callable[[], T]) -> T:
         return function()
     finally:
         lock._acquire_restore(taken)  # type: ignore[attr-defined]
+
+
+def to_the_end(step: Callable[[], None]) -> None:
+    """Call a function that may be repeated. If an interrupt leaves it, call it again, and raise the interrupt then."""
+    try:
+        step()
+    except BaseException:
+        step()
+        raise
