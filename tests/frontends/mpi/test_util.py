@@ -154,6 +154,10 @@ class TwoArguments(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
 
+    def __reduce__(self) -> Any:
+        """As that of every exception, but also where Dask has been imported: it changes how exceptions are pickled."""
+        return type(self), self.args
+
 
 class Refused:
     """An argument whose pickle cannot be loaded."""
