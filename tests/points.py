@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
 
@@ -42,6 +42,17 @@ class Points:
         sys.settrace(None)
         sys.setprofile(None)
 
+    def interrupt(self, call: Callable[[], object]) -> bool:
+        """Make a call; True if it was interrupted."""
+        try:
+            self.start()
+            call()
+        except Interrupt:
+            return True
+        finally:
+            self.stop()
+        return False
+
     def _of_a_test(self, frame: FrameType) -> bool:
         return frame.f_code.co_filename.startswith(_TESTS)
 
@@ -63,3 +74,14 @@ class Points:
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_return" and self.left >= 0 and not self._of_a_test(frame):
             self._count(frame)
+
+
+def each_point(kind: str, stride: int = 1) -> Iterator[Points]:
+    """The points of a call, until one is behind its end; `stride`: only every so many."""
+    number, fired = 0, True
+    while fired:
+        points = Points(kind, number)
+        yield points
+        fired = points.fired
+        number += stride
+    assert number > 5 * stride, "the call has hardly any points"

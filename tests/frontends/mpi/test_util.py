@@ -155,7 +155,7 @@ class TwoArguments(Exception):
         super().__init__(text)
 
     def __reduce__(self) -> Any:
-        """As that of every exception, but also where Dask has been imported: it changes how exceptions are pickled."""
+        """Pickle it as other exceptions are, also where Dask, which changes that, has been imported."""
         return type(self), self.args
 
 
