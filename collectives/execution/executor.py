@@ -377,9 +377,9 @@ class Executor:
         code = self._state.code
         return JobRing(code) if code is not None and self._state.wakes else None
 
-    def report_times(self, table: Table) -> None:
-        """Report the call of a table that a job ring has timed last. From any thread."""
-        found = take_times(table.words)
+    def report_times(self, table: Table, *, failed: bool = False) -> None:
+        """Report the call of a table that was timed last, if it has ended; `failed`: it has. From any thread."""
+        found = take_times(table.words, failed=failed)
         if found is not None:
             self.meter.ended(table.plan, found[0], self.ranks, self.planner.label, found[1])
 
@@ -387,12 +387,12 @@ class Executor:
         """End a call that `table.run` has begun on contiguous arrays, after its answer, which is not UNFIT. Returns and
         raises as `run`."""
         plan = table.plan
-        hook, times = None, None
+        if answer == Answer.OBSERVED:
+            self.report_times(table)
+            return True
         if answer == Answer.OVER:
             closed = ClosedError("the window was closed", rank=self.rank)
             raise self._failed(plan, self._transport.failure or closed)
-        if answer == Answer.OBSERVED:
-            hook, times = self._hook(plan, source, target)
         self._counter.step = 0
         self._current = plan, self.calls
         self._entry = ENTRIES + (self.calls & self._mask) * ENTRY_WORDS
@@ -414,11 +414,12 @@ class Executor:
                     row = rows[at]
                 row(memory, epoch, check, deadline, requests)
 
-            if hook is not None:
-                hook()
-            table.rest(BegunCall(source, target, do, requests, hook), max(answer, 0), left=answer >= 0)
+            table.rest(BegunCall(source, target, do, requests), max(answer, 0), left=answer >= 0)
 
-        return self._carry_out(plan, self.calls, (rest,), [], deadline, times, table.outside)
+        try:
+            return self._carry_out(plan, self.calls, (rest,), [], deadline, None)
+        finally:
+            self.report_times(table, failed=True)
 
     def _carry_out(
         self,
@@ -428,10 +429,8 @@ class Executor:
         memory: list[Any],
         deadline: float,
         times: list[int] | None,
-        slower: int = 0,
     ) -> bool:
-        """Run the rows of a call that has its number. Returns and raises as `run`; `times`, `slower`: see
-        `Meter.ended`."""
+        """Run the rows of a call that has its number. Returns and raises as `run`; `times`: see `Meter.ended`."""
         check, epoch = plan.check_of(number), number * _EPOCHS_PER_CALL
         requests: list[Request | None] = [None] * plan.program.requests
         try:
@@ -452,7 +451,7 @@ class Executor:
             return False
         finally:
             if times is not None:
-                self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()], slower)
+                self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()])
         if self._times_calls:  # as `_end`, without another call
             self.words[self._entry + ENDED] = now()
         self._current = None

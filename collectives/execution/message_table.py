@@ -13,7 +13,6 @@ that row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -44,8 +43,6 @@ class Message(NamedTuple):
 class MessageTable(Table):
     """The table of a program whose ranks send small messages."""
 
-    outside = 15000
-
     def __init__(
         self,
         plan: Plan,
@@ -74,25 +71,31 @@ class MessageTable(Table):
     def _run_all(self, source: Any, target: Any) -> int | None:
         return self._channel.run(self._run, source, target, self._leave)
 
-    def _interpret(self, call: BegunCall, first: int, stop: int) -> int | None:
+    def _interpret(self, call: BegunCall, first: int) -> int | None:
         source, target = call.source, call.target
-        if first == stop:  # it has no message
-            return self._run(source, target, first, stop)
+        rows = len(self.plan.program.instructions)
+        if first == rows:  # no message is left
+            return self._run(source, target, first, rows)
 
         def run(source: Any, target: Any) -> int | None:
-            answer = self._run(source, target, first, stop)
-            return Answer.DONE if answer is None else answer  # a message for other rows may have been handed over
+            answer = self._run(source, target, first, rows)
+            return Answer.DONE if answer is None else answer  # a message for the next call may have been handed over
 
-        answer = self._channel.run(run, source, target, partial(self._leave, stop=stop))
+        answer = self._channel.run(run, source, target, self._leave_begun)
         if answer != UNFIT:
             return None if answer == Answer.DONE else answer
         if first == 0:
             self._run(source, target, 0, 0)  # what comes before the first row
         return first
 
-    def _leave(self, answer: int, source: Any, target: Any, stop: int | None = None) -> int | None:
+    def _leave_begun(self, answer: int, source: Any, target: Any) -> int:
+        """`_leave`, where the call has been begun before. DONE if all rows have run."""
+        left = self._leave(answer, source, target)
+        return Answer.DONE if left is None else left
+
+    def _leave(self, answer: int, source: Any, target: Any) -> int | None:
         """Go on behind a row that is complete but for a peer that must be woken; hand the rest of a message back that
-        was sent in part. See Channel.run. `stop`: the end of the rows, if it is not all of them that were run."""
+        was sent in part. See Channel.run."""
         steps = self.plan.program.instructions
         left: int | None = answer
         while left is not None and left >= 0:
@@ -104,8 +107,9 @@ class MessageTable(Table):
                     self._sending = self._channel.send_rest(message.peer, data, check, moved)
                 break
             self._channel.wake(message.peer)
-            left = self._run(source, target, left + 1, len(steps) if stop is None else stop)
-        return Answer.DONE if left is None and stop is not None else left
+            self._note_time(left)
+            left = self._run(source, target, left + 1, len(steps))
+        return left
 
     def _do(self, call: BegunCall, row: int) -> int:
         """See Table. The receives that have begun are posted first, so the rows behind are Python's too until all of
@@ -122,14 +126,13 @@ class MessageTable(Table):
                 call.do(at)
             else:
                 call.requests[step.request], sending = sending, None
+            self._note_time(at)
             if step.kind is Kind.AWAIT:
                 awaited.discard(step.request)
             elif step.kind in (Kind.SEND, Kind.RECV):
                 awaited.add(step.request)
             if not awaited:
                 return at + 1
-            if call.hook is not None:
-                call.hook()
         return len(steps)
 
     def _array(self, span: Span, source: Array, target: Array) -> Array:

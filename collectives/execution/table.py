@@ -35,7 +35,7 @@ from collectives.arrays import (
     scaling_loop,
 )
 from collectives.execution.binder import Binder, copy_kernel
-from collectives.execution.rows import RowHook
+from collectives.flight import CALLS
 from collectives.jit import (
     ABSOLUTE,
     LOAD,
@@ -52,6 +52,7 @@ from collectives.jit import (
     State,
     TableWriter,
     bind,
+    note_time,
     scaled,
 )
 from collectives.planning import Plan
@@ -81,25 +82,20 @@ class BegunCall(NamedTuple):
     source, target   the arrays, as `Table.run` had them
     do               do(row): do a row in Python
     requests         those that rows have begun
-    hook             to be called after each row
     """
 
     source: Array
     target: Array
     do: Callable[[int], object]
     requests: list[Request | None]
-    hook: RowHook | None
 
 
 class Table(ABC):
     """A plan bound for the compiled interpreter.
 
-    run      run(source, target) begins a call of the plan; see collectives.jit.RunTable
-    words    of the table, for a JobRing
-    outside  approximate nanoseconds by which a call takes longer if a hook is called after each row
+    run    run(source, target) begins a call of the plan; see collectives.jit.RunTable
+    words  of the table, for a JobRing
     """
-
-    outside = 5000
 
     def __init__(self, plan: Plan, state: State, words: NDArray[np.int64], memory: list[Any]) -> None:
         """`memory` is everything whose address is in the table."""
@@ -132,31 +128,23 @@ class Table(ABC):
     def rest(self, call: BegunCall, first: int, *, left: bool) -> None:
         """Run the rows of the newest call from `first` on. `left`: the interpreter has left that one to Python. Python
         does such a row, and the interpreter goes on behind it."""
-        at, rows = first, len(self.plan.program.instructions)
-        while True:
-            stop = rows if call.hook is None else min(at + 1, rows)
-            answer = at if left else self._interpret(call, at, stop)
-            left = False
-            if answer is not None:
-                at = self._do(call, answer)
-            elif stop < rows:
-                at = stop
-            else:
-                break
-            if call.hook is not None:
-                call.hook()
-        if call.hook is not None and at < rows:
-            call.hook()
+        answer = first if left else self._interpret(call, first)
+        while answer is not None:
+            answer = self._interpret(call, self._do(call, answer))
 
     @abstractmethod
-    def _interpret(self, call: BegunCall, first: int, stop: int) -> int | None:
-        """Have the interpreter go on with rows of the newest call; after the last one it does what belongs behind the
-        rows. None if it has done all of these; else the number of the row that it leaves to Python, that of the rows
-        if a rank has failed."""
+    def _interpret(self, call: BegunCall, first: int) -> int | None:
+        """Have the interpreter go on with the newest call at a row; after the last one it does what belongs behind the
+        rows. None if it has done all; else the number of the row that it leaves to Python, that of the rows if a rank
+        has failed."""
 
     @abstractmethod
     def _do(self, call: BegunCall, row: int) -> int:
         """Do a row that the interpreter leaves. Returns the number of the row with which the interpreter can go on."""
+
+    def _note_time(self, row: int) -> None:
+        """Python has done a row of the newest call."""
+        note_time(self.words, self._state.log.words[CALLS], row)
 
     def flat(self, source: Array, target: Array) -> tuple[Array, Array]:
         """The flat arrays that the rows work on, of those of a call."""
@@ -180,8 +168,8 @@ class WindowTable(Table):
     def _with(self, words: NDArray[np.int64], memory: list[Any]) -> WindowTable:
         return WindowTable(self.plan, self._state, words, memory, self._controls)
 
-    def _interpret(self, call: BegunCall, first: int, stop: int) -> int | None:
-        return self.run(call.source, call.target, first, stop)
+    def _interpret(self, call: BegunCall, first: int) -> int | None:
+        return self.run(call.source, call.target, first, len(self.plan.program.instructions))
 
     def _do(self, call: BegunCall, row: int) -> int:
         """See Table. It is a wait that takes longer, or whose check may differ; or a signal, which has been published,
@@ -190,10 +178,12 @@ class WindowTable(Table):
         if row == len(steps):
             assert self._controls.check is not None
             self._controls.check()
-        elif steps[row].kind is Kind.SIGNAL:
+            return row
+        if steps[row].kind is Kind.SIGNAL:
             self._controls.wake()
         else:
             call.do(row)
+        self._note_time(row)
         return row + 1
 
 

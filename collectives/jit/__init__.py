@@ -44,6 +44,7 @@ from collectives.jit.tables import (
     bind,
     combining,
     fitting,
+    note_time,
     scaled,
     take_times,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "combining",
     "fitting",
     "load",
+    "note_time",
     "obstacle",
     "scaled",
     "take_times",

@@ -355,6 +355,27 @@ def take_message(
 
 
 @compiled
+def now(state: int) -> int:
+    """The time in nanoseconds, of the clock of time.perf_counter_ns on Linux."""
+    clock = state + 8 * at.CLOCK
+    clock_gettime(_MONOTONIC, clock)
+    return _SECOND * field(clock, 0) + field(clock, 1)
+
+
+@compiled
+def is_timed(table: int, number: int) -> bool:
+    """True if the call of this number is timed."""
+    return field(table, at.TIMED) == number
+
+
+@compiled
+def note_time(table: int, state: int, index: int) -> None:
+    """Put the time to the times of a call."""
+    rows = field(table, at.ROWS)
+    store_release(table + 8 * (at.HEAD_WORDS + rows * at.ROW_WORDS + index), now(state))
+
+
+@compiled
 def interpret(table: int, state: int, source: int, target: int, first: int, stop: int) -> int:
     """Run the rows from `first` to `stop` of the newest call, and what belongs before the first and after the last one.
     Returns the number of the row that is left to Python, or DONE; the number of rows if what was read of peers may be
@@ -368,6 +389,7 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
     check = field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
     slot = staged % 2 * field(state, at.HALF) + staged // 2 * field(table, at.SLOT_STRIDE)
     row = table + 8 * (at.HEAD_WORDS + first * at.ROW_WORDS)
+    timed = is_timed(table, number)
     for index in range(first, stop):
         opcode = field(row, at.OPCODE)
         if opcode == at.COPY:
@@ -427,16 +449,11 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
             if phase == 1 and not agrees(control, epoch + phase, check):
                 return index
         row += 8 * at.ROW_WORDS
+        if timed:
+            note_time(table, state, index + 1)
     if stop == field(table, at.ROWS):
         scale(table, at.STORE, target, target)
     return at.DONE
-
-
-@compiled
-def now(clock: int) -> int:
-    """The time in nanoseconds, of the clock of time.perf_counter_ns on Linux. `clock` has room for two words."""
-    clock_gettime(_MONOTONIC, clock)
-    return _SECOND * field(clock, 0) + field(clock, 1)
 
 
 @compiled
@@ -457,7 +474,7 @@ def stamp(state: int) -> int:
     times as long to read."""
     if COUNTS_CYCLES:
         return -cycles()
-    return now(state + 8 * at.CLOCK)
+    return now(state)
 
 
 @compiled
@@ -465,23 +482,28 @@ def compare_clocks(state: int, log: int) -> None:
     """Note the processor's counter and the clock of the same moment."""
     first = field(log, FIRST_CYCLES) == 0
     put(log + 8 * LAST_CYCLES, cycles())
-    put(log + 8 * LAST_TIME, now(state + 8 * at.CLOCK))
+    put(log + 8 * LAST_TIME, now(state))
     if first:
         put(log + 8 * FIRST_TIME, field(log, LAST_TIME))
         put(log + 8 * FIRST_CYCLES, field(log, LAST_CYCLES))
 
 
 @compiled
-def note_end(state: int) -> None:
-    """Note that the newest call has ended."""
+def end_call(table: int, state: int) -> int:
+    """Note that the newest call has ended. Returns OBSERVED if it was timed, else DONE."""
     log = field(state, at.LOG)
+    number = field(log, CALLS)
     if field(log, TIMED) != 0:
-        put(entry_of(log, field(log, CALLS)) + 8 * ENDED, stamp(state))
+        put(entry_of(log, number) + 8 * ENDED, stamp(state))
+    if not is_timed(table, number):
+        return at.DONE
+    note_time(table, state, field(table, at.ROWS) + 1)
+    return at.OBSERVED
 
 
 @compiled
 def begin(table: int, state: int) -> int:
-    """Number, note and count a new call. Returns DONE, or why its rows must not run yet."""
+    """Number, note and count a new call, and begin to time it if it is its turn. Returns DONE, or OVER."""
     if load_acquire(field(state, at.STOPPED)) != 0:
         return at.OVER
     log = field(state, at.LOG)
@@ -497,7 +519,12 @@ def begin(table: int, state: int) -> int:
     tally = field(table, at.TALLY)
     calls = field(tally, at.TALLY_CALLS) + 1
     put(tally + 8 * at.TALLY_CALLS, calls)
-    return at.OBSERVED if calls >= field(tally, at.TALLY_NEXT) else at.DONE
+    if calls >= field(tally, at.TALLY_NEXT) and field(table, at.TIMED) == 0:
+        for index in range(field(table, at.ROWS) + 1):
+            put(table + 8 * (at.HEAD_WORDS + field(table, at.ROWS) * at.ROW_WORDS + index + 1), 0)
+        put(table + 8 * at.TIMED, number)
+        note_time(table, state, 0)
+    return at.DONE
 
 
 @compiled
@@ -507,8 +534,8 @@ def run_table(owner: int, arguments: int, count: int) -> int:
     run(source, target)               begin a call, and run all rows
     run(source, target, first, stop)  go on with the newest call
 
-    Both arrays are contiguous NumPy arrays. Returns None, or an int: the row that is left to Python, OVER, OBSERVED
-    or UNFIT.
+    Both arrays are contiguous NumPy arrays. Returns None, or an int: the row that is left to Python, OVER or UNFIT; or
+    OBSERVED, if the call was begun here.
     """
     table = data_of(owner)
     state = field(table, at.STATE)
@@ -526,10 +553,10 @@ def run_table(owner: int, arguments: int, count: int) -> int:
         restore_thread(thread)
     else:
         answer = interpret(table, state, source, target, first, stop)
+    if answer == at.DONE and stop == field(table, at.ROWS) and end_call(table, state) == at.OBSERVED and count == 2:
+        answer = at.OBSERVED
     if answer != at.DONE:
         return new_int(answer)
-    if stop == field(table, at.ROWS):
-        note_end(state)
     none = field(state, at.NONE)
     keep(none)
     return none

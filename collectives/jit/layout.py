@@ -87,8 +87,8 @@ TALLY_NEXT: Final = 1
 MISALIGNED: Final = 8
 """The bits that an address must not have: kernels are for aligned elements."""
 TIMED: Final = 9
-"""Number of the call whose times are behind the rows, one word each: its begin, the end of every row, its end. 0: there
-are none, and the next call of a ring that is to be timed may write its times there."""
+"""Number of the call that is timed. Its times are behind the rows, one word each: its begin, the end of every row, its
+end, which is 0 until then. 0: the times of the last one were taken, and the next call that is to be timed is."""
 LOAD: Final = 10
 STORE: Final = 13
 """The scaling of the source into the target before the rows, and of the target after them: a kernel, its data, and the
@@ -177,7 +177,7 @@ class Answer(enum.IntEnum):
     OVER = -2
     """The window cannot be used any more: nothing was done."""
     OBSERVED = -3
-    """The call is counted and is to be timed: no row has run."""
+    """All rows have run, and the times of the call are to be taken from the table."""
     UNFIT = -4
     """The arrays are not aligned, or the lanes are in use: nothing was done."""
     UNTRIED = -5
@@ -208,9 +208,7 @@ RING_NONE: Final = 6
 RING_TRUE: Final = 7
 RING_FALSE: Final = 8
 """Addresses of None, True and False."""
-RING_CLOCK: Final = 9
-"""Two words for a reading of the clock."""
-JOBS: Final = 11
+JOBS: Final = 9
 """The first job; job n has the place n % CAPACITY, of JOB_WORDS words: the addresses of its table and its arrays."""
 JOB_TABLE: Final = 0
 JOB_SOURCE: Final = 1

@@ -1,8 +1,8 @@
 """The progress thread in machine code: it runs the jobs of a ring one after the other, and sleeps where it has to wait.
 
-A job is a table with the addresses of its arrays. Three things that a plain call leaves to Python, this thread does
-itself: it wakes ranks that sleep, it sleeps until a peer's epoch comes, and it times calls. Everything else, and a peer
-that stays late, is Python's as ever: `serve` returns the answer of the interpreter. Numba is needed to import this
+A job is a table with the addresses of its arrays. Two things that a plain call leaves to Python, this thread does
+itself: it wakes ranks that sleep, and it sleeps until a peer's epoch comes. Everything else, and a peer that stays
+late, is Python's as ever: `serve` returns the answer of the interpreter. Numba is needed to import this
 module.
 """
 
@@ -23,18 +23,18 @@ from collectives.jit.atomics import (
     restore_thread,
     save_thread,
     store_ordered,
-    store_release,
 )
 from collectives.jit.interpreter import (
     agrees,
     begin,
     compiled,
     data_of,
+    end_call,
     field,
     fits_table,
     interpret,
-    note_end,
-    now,
+    is_timed,
+    note_time,
     number_of,
 )
 from transports.onesided import ASKED, EPOCH
@@ -82,60 +82,46 @@ def comes(state: int, control: int, epoch: int) -> bool:
 
 
 @compiled
-def run_rows(table: int, source: int, target: int, clock: int) -> int:
-    """Run the rows of the newest call. Returns DONE, or the row that is left to Python.
-
-    clock  two words, if the call is to be timed; else 0
-    """
+def run_rows(table: int, source: int, target: int) -> int:
+    """Run the rows of the newest call. Returns DONE or OBSERVED, or the row that is left to Python."""
     state = field(table, at.STATE)
     number = number_of(state)
     epoch, check = number * field(state, at.EPOCHS), field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
-    done, left, rows = 0, at.DONE, field(table, at.ROWS)
-    times = table + 8 * (at.HEAD_WORDS + rows * at.ROW_WORDS)
-    if clock != 0:
-        put(times, now(clock))
-    while done < rows:
-        stop = rows if clock == 0 else done + 1
-        left = interpret(table, state, source, target, done, stop)
-        if left != at.DONE:
-            row = table + 8 * (at.HEAD_WORDS + left * at.ROW_WORDS)
-            if left == rows:  # a rank has failed
+    first, rows = 0, field(table, at.ROWS)
+    while True:
+        left = interpret(table, state, source, target, first, rows)
+        if left == at.DONE:
+            return end_call(table, state)
+        if left == rows:  # a rank has failed
+            return left
+        row = table + 8 * (at.HEAD_WORDS + left * at.ROW_WORDS)
+        opcode = field(row, at.OPCODE)
+        if opcode == at.SIGNAL:
+            if not wake(state):
                 return left
-            opcode = field(row, at.OPCODE)
-            if opcode == at.SIGNAL:
-                if not wake(state):
-                    return left
-            elif opcode != at.WAIT:
+        elif opcode != at.WAIT:
+            return left
+        else:
+            control, phase = field(row, at.CONTROL), field(row, at.COUNT)
+            if not comes(state, control, epoch + phase):
                 return left
-            else:
-                control, phase = field(row, at.CONTROL), field(row, at.COUNT)
-                if not comes(state, control, epoch + phase):
-                    return left
-                if phase == 1 and not agrees(control, epoch + phase, check):
-                    return left
-            stop = left + 1
-        done = stop
-        if clock != 0:
-            put(times + 8 * done, now(clock))
-    if left != at.DONE:
-        interpret(table, state, source, target, rows, rows)  # what comes after the last row
-    if clock != 0:
-        put(times + 8 * (rows + 1), now(clock))
-        store_release(table + 8 * at.TIMED, number)
-    note_end(state)
-    return at.DONE
+            if phase == 1 and not agrees(control, epoch + phase, check):
+                return left
+        first = left + 1
+        if is_timed(table, number):
+            note_time(table, state, first)
 
 
 @compiled
-def run_job(table: int, source: int, target: int, clock: int) -> int:
-    """Run a new call of a table. Returns DONE, or what is left to Python, as `run_table` does. A call that is to be
-    timed is left to it only if it wants every call."""
+def run_job(table: int, source: int, target: int) -> int:
+    """Run a new call of a table. Returns DONE, or what is left to Python, as `run_table` does. The times of a call stay
+    in the table for whoever sees its end, unless every call is to be timed: this thread does not need Python's lock."""
     if not fits_table(table, source, target):
         return at.UNFIT
     answer = begin(table, field(table, at.STATE))
-    if answer == at.OBSERVED and field(field(table, at.TALLY), at.TALLY_NEXT) != 0:
-        return run_rows(table, source, target, clock if field(table, at.TIMED) == 0 else 0)
-    return answer if answer != at.DONE else run_rows(table, source, target, 0)
+    if answer == at.DONE:
+        answer = run_rows(table, source, target)
+    return at.DONE if answer == at.OBSERVED and field(field(table, at.TALLY), at.TALLY_NEXT) != 0 else answer
 
 
 @compiled
@@ -152,8 +138,8 @@ def serve_ring(ring: int) -> int:
     while True:
         rung, number = load_acquire(ring + 8 * at.BELL), field(ring, at.ENDED)
         if load_acquire(ring + 8 * at.SUBMITTED) != number:
-            job, clock = ring + 8 * (at.JOBS + number % at.CAPACITY * at.JOB_WORDS), ring + 8 * at.RING_CLOCK
-            answer = run_job(field(job, at.JOB_TABLE), field(job, at.JOB_SOURCE), field(job, at.JOB_TARGET), clock)
+            job = ring + 8 * (at.JOBS + number % at.CAPACITY * at.JOB_WORDS)
+            answer = run_job(field(job, at.JOB_TABLE), field(job, at.JOB_SOURCE), field(job, at.JOB_TARGET))
             if answer != at.DONE:
                 return answer
             end_job(ring)

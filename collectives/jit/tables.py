@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from math import prod
+from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -258,13 +259,23 @@ class TableWriter:
         self._words[at : at + len(words) or None] = words
 
 
-def take_times(table: NDArray[np.int64]) -> tuple[int, list[int]] | None:
-    """The number of the call of a table that a ring has timed, and its times, as Meter.ended takes them; None if there
-    was none since they were taken last."""
+def note_time(table: NDArray[np.int64], number: int, row: int) -> None:
+    """Put the time of the end of a row, which Python has done, to the times of a call if that is timed."""
+    if table[layout.TIMED] == number:
+        table[row - int(table[layout.ROWS]) - 1] = perf_counter_ns()
+
+
+def take_times(table: NDArray[np.int64], *, failed: bool = False) -> tuple[int, list[int]] | None:
+    """The number of the call of a table that was timed last, and its times, as Meter.ended takes them; None if they
+    were taken before, or if the call has not ended. `failed`: it has if its times are not complete."""
     number = int(table[layout.TIMED])
     if not number:
         return None
     times: list[int] = table[-int(table[layout.ROWS]) - 2 :].tolist()
+    if not times[-1]:
+        if not failed:
+            return None
+        times = [*times[: times.index(0)], perf_counter_ns()]
     table[layout.TIMED] = 0
     return number, times
 
@@ -274,6 +285,7 @@ def scaled(
 ) -> NDArray[np.int64]:
     """The same table for calls on arrays of `count` elements that are scaled before and after."""
     words = table.copy()
+    words[layout.TIMED] = 0
     for at, scale in ((layout.LOAD, load), (layout.STORE, store)):
         if scale is not None:
             words[at : at + 3] = *scale.kernel, scale.number

@@ -1,11 +1,11 @@
 """Counters of a communicator: calls, bytes, seconds, waits.
 
 Every call is counted, which takes a few nanoseconds. Calls are timed step by step as often as costs half a percent of
-the time: every call that takes a millisecond, about one in a hundred that take a few microseconds, and fewer of those
-that run as machine code, because a timed call does not. The choice is random, so that it does not follow a rhythm of
-the program. A timed call represents the calls of its plan since the previous timed one; the shorter of the two
-durations is used for them, so that a rare long wait is not multiplied. While a timeline is written, every call is
-timed. So calls and bytes are exact. Seconds are estimates, too low rather than too high, and may lag by some calls.
+the time: every call that takes a few milliseconds, about one in three hundred that take ten microseconds. The choice is
+random, so that it does not follow a rhythm of the program. A timed call represents the calls of its plan since the
+previous timed one; the shorter of the two durations is used for them, so that a rare long wait is not multiplied. While
+a timeline is written, every call is timed. So calls and bytes are exact. Seconds are estimates, too low rather than too
+high, and may lag by some calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from collectives.metering.events import Trace
+from collectives.metering.events import Trace, now
 from collectives.metering.trace_file import TraceFile
 from collectives.planning import Plan, Tally
 from collectives.schedule import Instruction, Kind
@@ -28,9 +28,8 @@ _RARE: Final = 1000
 """The longest mean distance between two timed calls of a plan."""
 _SHARE: Final = 200
 """The inverse of the fraction of the time that timing may take."""
-_FIXED: Final = 2500
 _PER_STEP: Final = 150
-"""Approximate cost of timing in nanoseconds: of a call, and of each of its steps."""
+"""Approximate nanoseconds by which a call takes longer for each step that is timed."""
 
 _Key = tuple[str, bool, str]
 """Collective, True if it was a part of another operation, algorithm."""
@@ -92,38 +91,29 @@ class Meter:
             self._live[plan.tally] = key, plan.nbytes, moved, end
             self._collect_ended()
 
-    def ended(
-        self, plan: Plan, number: int, ranks: tuple[int, ...], label: str, times: Sequence[int], slower: int = 0
-    ) -> None:
+    def ended(self, plan: Plan, number: int, ranks: tuple[int, ...], label: str, times: Sequence[int]) -> None:
         """Take the times of a call.
 
         number   number of the call
         ranks    ranks of the communicator, as ranks of the world
         label    label of the executor, for the timeline
         times    readings of `now`: the begin of the call, the end of every completed step, the end of the call
-        slower   approximate nanoseconds by which calls of this plan take longer when they are timed, beside the cost
-                 of the timing itself
         """
+        since, tally, spent = now(), plan.tally, times[-1] - times[0]
         instructions = plan.program.instructions
         failed = len(times) < len(instructions) + 2
         ends = times[1:] if failed else times[1:-1]  # the failed step ends with the call
         steps = list(zip(instructions, times, ends, strict=False))
         with self._lock:
-            weight = self._account(plan.tally, times[-1] - times[0], len(steps), slower)
+            weight = _account(tally, spent)
             for done, began, ended in steps:
                 if done.kind is Kind.AWAIT or done.kind is Kind.WAIT:
                     self._waited[ranks[done.peer]] += round(weight * (ended - began))
         self.trace.call(plan, number, ranks, label, steps, failed=failed)
-
-    def _account(self, tally: Tally, spent: int, steps: int, slower: int) -> float:
-        """Add the duration of a timed call to its plan's; the number of calls that it represents."""
-        usual = max(1, spent - slower)
-        estimate = spent + (tally.calls - tally.timed - 1) * min(usual, tally.last)
-        tally.nanoseconds += estimate
-        tally.timed, tally.last = tally.calls, usual
-        gap = min(_RARE, _SHARE * (_FIXED + _PER_STEP * steps + slower) / usual)
-        tally.next = 0 if self.trace.on else tally.calls + 1 + int(self._random.random() * (2 * gap - 1))
-        return estimate / spent if spent else 1.0
+        with self._lock:
+            cost = now() - since + _PER_STEP * len(steps)
+            gap = min(_RARE, _SHARE * cost / max(1, spent))
+            tally.next = 0 if self.trace.on else tally.calls + 1 + int(self._random.random() * (2 * gap - 1))
 
     def record_to(self, timeline: TraceFile | None) -> None:
         """Send events to `timeline`, and time every call while there is one."""
@@ -204,6 +194,14 @@ class Meter:
     def _not_shared(self) -> Counter[str]:
         """The event of an array of this process for which the arena is full."""
         return +Counter({"arrays_not_shared": not_shared() - self._not_shared_before})
+
+
+def _account(tally: Tally, spent: int) -> float:
+    """Add the duration of a timed call to its plan's; the number of calls that it represents."""
+    estimate = spent + (tally.calls - tally.timed - 1) * min(spent, tally.last)
+    tally.nanoseconds += estimate
+    tally.timed, tally.last = tally.calls, spent
+    return estimate / spent if spent else 1.0
 
 
 def _moved(step: Instruction) -> int:

@@ -122,10 +122,6 @@ class Joint:
         texts, kinds = np.unique(calls.texts[numbers - calls.numbers[0]], return_inverse=True)
         return kinds.astype(np.int64), tuple(record.text(int(text)) for text in texts)
 
-    def place_of(self, rank: int) -> int:
-        """The place of a rank among the members. Raises ValueError."""
-        return self.ranks.index(rank)
-
 
 class Comparison:
     """The records of one world, compared.

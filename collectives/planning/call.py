@@ -56,10 +56,6 @@ class Call(NamedTuple):
         """The op as it is named in messages."""
         return None if self.op is None else str(self.op)
 
-    def placed(self, places: WindowOffsets) -> Call:
-        """The same call on arrays that lie in windows."""
-        return self._replace(windows=places)
-
     def digest(self, *more: Any) -> int:
         """Return 32 bits that are equal for equal calls and `more`, and hardly for others."""
         return zlib.crc32(repr((_text(self.dtype), self[:1], self[2:], more)).encode())

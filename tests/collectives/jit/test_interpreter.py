@@ -37,7 +37,9 @@ from collectives.jit import (
     fitting,
     layout,
     load,
+    note_time,
     scaled,
+    take_times,
 )
 from transports.onesided import ARENA, ASKED, CHECKS, EPOCH, EXPOSED, KEPT, OPENED, Controls, address
 
@@ -205,9 +207,6 @@ def test_a_call_that_scales(in_place: bool) -> None:
     rig.tally[1] = 1
     rig.publish(3 * EPOCHS + 2, CHECK)
     assert run(x, out) == Answer.OBSERVED
-    assert out.tolist() == given.tolist()
-    for first in (0, 1):
-        assert run(x, out, first, first + 1) is None
     assert out.tolist() == (given * 12).tolist()
     only_after = scaled(plain, None, Scale(multiply, address(thrice)), 4, 4)
     rig.tally[1] = 1 << 60
@@ -217,15 +216,49 @@ def test_a_call_that_scales(in_place: bool) -> None:
     assert out.tolist() == (given * 6).tolist()
 
 
+def test_the_times_of_a_call() -> None:
+    rig = Rig()
+    rig.writer.copy(4, Operand(TARGET, 0), Operand(SOURCE, 0))
+    rig.writer.wait(1, rig.peer)
+    table, x, target = rig.table(), np.ones(1, np.float32), np.zeros(1, np.float32)
+    run = bind(rig.state, table)
+    rig.tally[1] = 2
+    rig.publish(EPOCHS + 1, CHECK ^ 1)
+    assert run(x, target) is None  # it is not its turn
+    assert take_times(table) is None
+    began = time.perf_counter_ns()
+    rig.publish(2 * EPOCHS + 1, CHECK ^ 2)
+    assert run(x, target) == Answer.OBSERVED
+    rig.publish(3 * EPOCHS + 1, CHECK ^ 3)
+    assert run(x, target) is None  # the times of the call before are still there
+    number, times = take_times(table) or (0, [])
+    assert number == 2
+    assert len(times) == 4
+    times = [began, *times, time.perf_counter_ns()]
+    assert times == sorted(times)
+    assert take_times(table) is None
+    assert run(x, target) == 1  # Python does that row
+    assert take_times(table) is None
+    note_time(table, 4, 1)
+    note_time(table, 5, 0)  # that is another call
+    assert run(x, target, 2, 2) is None
+    number, later = take_times(table) or (0, [])
+    assert (number, len(later)) == (4, 4)
+    assert later == sorted(later)
+    assert run(x, target) == 1
+    number, partly = take_times(table, failed=True) or (0, [])
+    assert (number, len(partly)) == (5, 3)  # its begin, the first row, its end
+    assert partly == sorted(partly)
+
+
 def test_calls_that_do_not_begin() -> None:
     rig = Rig()
     rig.writer.copy(4, Operand(TARGET, 0), Operand(SOURCE, 0))
     run = rig.bind()
     x, target = np.ones(1, np.float32), np.zeros(1, np.float32)
-    rig.tally[1] = 1
-    assert run(x, target) == Answer.OBSERVED
+    assert run(x, target) is None
     assert rig.state.log.words[CALLS] == 1
-    rig.tally[1] = 1 << 60
+    target[:] = 0
     odd = np.frombuffer(b"\0" * 5, np.uint8)[1:].view(np.float32)
     assert run(odd, target) == Answer.UNFIT
     rig.notes[0] = 1
