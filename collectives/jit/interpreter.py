@@ -363,9 +363,9 @@ def now(state: int) -> int:
 
 
 @compiled
-def is_timed(table: int, number: int) -> bool:
-    """True if the call of this number is timed."""
-    return field(table, at.TIMED) == number
+def is_timed(table: int, state: int) -> bool:
+    """True if the newest call is timed."""
+    return field(table, at.TIMED) == field(field(state, at.LOG), CALLS)
 
 
 @compiled
@@ -376,7 +376,7 @@ def note_time(table: int, state: int, index: int) -> None:
 
 
 @compiled
-def interpret(table: int, state: int, source: int, target: int, first: int, stop: int) -> int:
+def do_rows(table: int, state: int, source: int, target: int, first: int, stop: int) -> int:
     """Run the rows from `first` to `stop` of the newest call, and what belongs before the first and after the last one.
     Returns the number of the row that is left to Python, or DONE; the number of rows if what was read of peers may be
     wrong, since a rank has failed."""
@@ -389,7 +389,6 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
     check = field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
     slot = staged % 2 * field(state, at.HALF) + staged // 2 * field(table, at.SLOT_STRIDE)
     row = table + 8 * (at.HEAD_WORDS + first * at.ROW_WORDS)
-    timed = is_timed(table, number)
     for index in range(first, stop):
         opcode = field(row, at.OPCODE)
         if opcode == at.COPY:
@@ -449,10 +448,21 @@ def interpret(table: int, state: int, source: int, target: int, first: int, stop
             if phase == 1 and not agrees(control, epoch + phase, check):
                 return index
         row += 8 * at.ROW_WORDS
-        if timed:
-            note_time(table, state, index + 1)
     if stop == field(table, at.ROWS):
         scale(table, at.STORE, target, target)
+    return at.DONE
+
+
+@compiled
+def interpret(table: int, state: int, source: int, target: int, first: int, stop: int, timed: bool) -> int:
+    """`do_rows`; if the call is timed, with the time of each row's end."""
+    if first == stop or not timed:
+        return do_rows(table, state, source, target, first, stop)
+    for index in range(first, stop):
+        left = do_rows(table, state, source, target, index, index + 1)
+        if left != at.DONE:
+            return left
+        note_time(table, state, index + 1)
     return at.DONE
 
 
@@ -489,13 +499,12 @@ def compare_clocks(state: int, log: int) -> None:
 
 
 @compiled
-def end_call(table: int, state: int) -> int:
-    """Note that the newest call has ended. Returns OBSERVED if it was timed, else DONE."""
+def end_call(table: int, state: int, timed: bool) -> int:
+    """Note that the newest call has ended. Returns OBSERVED if it is timed, else DONE."""
     log = field(state, at.LOG)
-    number = field(log, CALLS)
     if field(log, TIMED) != 0:
-        put(entry_of(log, number) + 8 * ENDED, stamp(state))
-    if not is_timed(table, number):
+        put(entry_of(log, field(log, CALLS)) + 8 * ENDED, stamp(state))
+    if not timed:
         return at.DONE
     note_time(table, state, field(table, at.ROWS) + 1)
     return at.OBSERVED
@@ -503,7 +512,7 @@ def end_call(table: int, state: int) -> int:
 
 @compiled
 def begin(table: int, state: int) -> int:
-    """Number, note and count a new call, and begin to time it if it is its turn. Returns DONE, or OVER."""
+    """Number, note and count a new call. Returns OVER, or OBSERVED if it is timed, or DONE."""
     if load_acquire(field(state, at.STOPPED)) != 0:
         return at.OVER
     log = field(state, at.LOG)
@@ -519,12 +528,13 @@ def begin(table: int, state: int) -> int:
     tally = field(table, at.TALLY)
     calls = field(tally, at.TALLY_CALLS) + 1
     put(tally + 8 * at.TALLY_CALLS, calls)
-    if calls >= field(tally, at.TALLY_NEXT) and field(table, at.TIMED) == 0:
-        for index in range(field(table, at.ROWS) + 1):
-            put(table + 8 * (at.HEAD_WORDS + field(table, at.ROWS) * at.ROW_WORDS + index + 1), 0)
-        put(table + 8 * at.TIMED, number)
-        note_time(table, state, 0)
-    return at.DONE
+    if calls < field(tally, at.TALLY_NEXT) or field(table, at.TIMED) != 0:
+        return at.DONE
+    for index in range(field(table, at.ROWS) + 1):
+        put(table + 8 * (at.HEAD_WORDS + field(table, at.ROWS) * at.ROW_WORDS + index + 1), 0)
+    put(table + 8 * at.TIMED, number)
+    note_time(table, state, 0)
+    return at.OBSERVED
 
 
 @compiled
@@ -540,21 +550,25 @@ def run_table(owner: int, arguments: int, count: int) -> int:
     table = data_of(owner)
     state = field(table, at.STATE)
     source, target = data_of(field(arguments, 0)), data_of(field(arguments, 1))
-    first, stop = 0, field(table, at.ROWS)
+    first, stop, timed = 0, field(table, at.ROWS), False
     if count == 2:
         answer = begin(table, state) if fits_table(table, source, target) else at.UNFIT
-        if answer != at.DONE:
+        timed = answer == at.OBSERVED
+        if answer != at.DONE and not timed:
             return new_int(answer)
     else:
         first, stop = int_value(field(arguments, 2)), int_value(field(arguments, 3))
+        timed = is_timed(table, state)
     if field(table, at.RELEASES) != 0:
         thread = save_thread()
-        answer = interpret(table, state, source, target, first, stop)
+        answer = interpret(table, state, source, target, first, stop, timed)
         restore_thread(thread)
     else:
-        answer = interpret(table, state, source, target, first, stop)
-    if answer == at.DONE and stop == field(table, at.ROWS) and end_call(table, state) == at.OBSERVED and count == 2:
-        answer = at.OBSERVED
+        answer = interpret(table, state, source, target, first, stop, timed)
+    if answer == at.DONE and stop == field(table, at.ROWS):
+        answer = end_call(table, state, timed)
+        if count != 2:
+            answer = at.DONE
     if answer != at.DONE:
         return new_int(answer)
     none = field(state, at.NONE)

@@ -33,7 +33,6 @@ from collectives.jit.interpreter import (
     field,
     fits_table,
     interpret,
-    is_timed,
     note_time,
     number_of,
 )
@@ -82,16 +81,16 @@ def comes(state: int, control: int, epoch: int) -> bool:
 
 
 @compiled
-def run_rows(table: int, source: int, target: int) -> int:
+def run_rows(table: int, source: int, target: int, timed: bool) -> int:
     """Run the rows of the newest call. Returns DONE or OBSERVED, or the row that is left to Python."""
     state = field(table, at.STATE)
     number = number_of(state)
     epoch, check = number * field(state, at.EPOCHS), field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
     first, rows = 0, field(table, at.ROWS)
     while True:
-        left = interpret(table, state, source, target, first, rows)
+        left = interpret(table, state, source, target, first, rows, timed)
         if left == at.DONE:
-            return end_call(table, state)
+            return end_call(table, state, timed)
         if left == rows:  # a rank has failed
             return left
         row = table + 8 * (at.HEAD_WORDS + left * at.ROW_WORDS)
@@ -108,7 +107,7 @@ def run_rows(table: int, source: int, target: int) -> int:
             if phase == 1 and not agrees(control, epoch + phase, check):
                 return left
         first = left + 1
-        if is_timed(table, number):
+        if timed:
             note_time(table, state, first)
 
 
@@ -119,8 +118,8 @@ def run_job(table: int, source: int, target: int) -> int:
     if not fits_table(table, source, target):
         return at.UNFIT
     answer = begin(table, field(table, at.STATE))
-    if answer == at.DONE:
-        answer = run_rows(table, source, target)
+    if answer != at.OVER:
+        answer = run_rows(table, source, target, answer == at.OBSERVED)
     return at.DONE if answer == at.OBSERVED and field(field(table, at.TALLY), at.TALLY_NEXT) != 0 else answer
 
 
