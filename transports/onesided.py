@@ -66,6 +66,7 @@ class Controls(NamedTuple):
     memory     keeps the addresses valid
     arenas     addresses of the words that locate the arenas of the ranks (transports.arenas); () if ranks read no
                arrays of each other where they lie
+    processes  numbers of the processes of the ranks, for process_vm_readv(2); likewise
     ends       address of a word that is not 0 once a rank has failed, and addresses of the words of the ranks, OPENED
                unless they have closed: to be looked at after reads of a rank's arrays, before it can know of them
     check      raises the error that these words tell of
@@ -87,6 +88,7 @@ class Controls(NamedTuple):
     arenas: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     check: Callable[[], NoReturn] | None = None
+    processes: tuple[int, ...] = ()
 
 
 class Window(ABC):

@@ -392,7 +392,10 @@ class WindowRows(Rows):
             word = np.zeros(1, np.int64)
             self.memory.append(word)
             reference = self._references[result] = address(word)
-        self.writer.read(nbytes, place, array, controls.addresses[span.rank], controls.arenas[span.rank], reference)
+        control, arena, process = (
+            words[span.rank] for words in (controls.addresses, controls.arenas, controls.processes)
+        )
+        self.writer.read(nbytes, place, array, control, arena, reference, process)
 
     def _overwrite(self, result: Span | None) -> None:
         """Forget the references of spans that a step writes."""

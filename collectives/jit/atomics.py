@@ -274,6 +274,8 @@ madvise = types.ExternalFunction("madvise", WORD(WORD, WORD, WORD))
 """The C library's function: address, bytes, advice. The lower 32 bits are its answer."""
 munmap = types.ExternalFunction("munmap", WORD(WORD, WORD))
 """The C library's function: address, bytes."""
+process_vm_readv = types.ExternalFunction("process_vm_readv", WORD(WORD, WORD, WORD, WORD, WORD, WORD))
+"""The C library's function: process, address and number of struct iovec here, the same there, 0. Returns the bytes."""
 sched_yield = types.ExternalFunction("sched_yield", WORD())
 """The C library's function: let another thread have the core."""
 save_thread = types.ExternalFunction("PyEval_SaveThread", WORD())

@@ -41,6 +41,7 @@ from collectives.jit.atomics import (
     load_ordered,
     new_int,
     pause,
+    process_vm_readv,
     put,
     recv,
     recvmsg,
@@ -128,21 +129,41 @@ def is_own(arena: int, array: int) -> bool:
 
 
 @compiled
+def copied(state: int, process: int, start: int, result: int, count: int) -> bool:
+    """Copy memory of a process by process_vm_readv(2). False unless the system copies all."""
+    spans = state + 8 * at.SPANS
+    put(spans, result)
+    put(spans + 8, count)
+    put(spans + 16, start)
+    put(spans + 24, count)
+    return process_vm_readv(process, spans, 1, spans + 16, 1, 0) == count
+
+
+@compiled
+def is_readable(state: int, array: int) -> bool:
+    """True if each process with the right to read this one's memory can read an array: it is in the arena, or the
+    system reads its first byte. It does not read all memory for others, such as that of some devices."""
+    if is_own(field(state, at.ARENA), array):
+        return True
+    return copied(state, field(state, at.PROCESS), array, state + 8 * at.PROBE, 1)
+
+
+@compiled
 def fits_table(table: int, source: int, target: int) -> bool:
     """True if the rows can work on these arrays."""
     if (source | target) & field(table, at.MISALIGNED) != 0:
         return False
-    exposes, arena = field(table, at.EXPOSES), field(field(table, at.STATE), at.ARENA)
+    exposes, state = field(table, at.EXPOSES), field(table, at.STATE)
     if field(table, at.LOAD) != 0:
         source = target
-    if exposes & at.SOURCE_IS_READ != 0 and not is_own(arena, source):
+    if exposes & at.SOURCE_IS_READ != 0 and not is_readable(state, source):
         return False
-    return exposes & at.TARGET_IS_READ == 0 or is_own(arena, target)
+    return exposes & at.TARGET_IS_READ == 0 or is_readable(state, target)
 
 
 @compiled
 def expose(state: int, source: int, target: int) -> None:
-    """Do what Window.expose_arrays does, with arrays in the arena of this process."""
+    """Do what Window.expose_arrays does, with arrays that are readable."""
     own, arena = field(state, at.OWN), field(state, at.ARENA)
     put(own + 8 * EXPOSED, source)
     put(own + 8 * (EXPOSED + 1), target)
@@ -158,6 +179,17 @@ def located(row: int) -> int:
     if field(peer, PEER_BEGIN) <= array < field(peer, PEER_END) and load_acquire(field(peer, SHARED)) != 0:
         return array + field(peer, SHIFT)
     return 0
+
+
+@compiled
+def read_private(state: int, row: int, result: int) -> bool:
+    """Have the system copy the array that a READ reads, which is in no arena. False if it may be in one that is not
+    known here, or if the system does not copy all."""
+    control, peer = field(row, at.EXPOSED_BY), field(row, at.PEER)
+    array, arena = field(control, EXPOSED + field(row, at.A)), field(control, ARENA + BEGIN)
+    if arena != field(peer, PEER_BEGIN) or arena <= array < field(peer, PEER_END):
+        return False
+    return copied(state, field(row, at.READ_FROM), array + field(row, at.A + 1), result, field(row, at.COUNT))
 
 
 @compiled
@@ -402,8 +434,9 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
             if reference != 0:
                 put(reference, result)
             if start == 0:
-                return index
-            if reference != 0 and (start + offset) & field(table, at.MISALIGNED) == 0:
+                if not read_private(state, row, result):
+                    return index
+            elif reference != 0 and (start + offset) & field(table, at.MISALIGNED) == 0:
                 put(reference, start + offset)
             else:
                 copy_bytes(result, start + offset, field(row, at.COUNT))

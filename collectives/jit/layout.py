@@ -57,7 +57,13 @@ MOVED: Final = FRAME + 2
 them, the row is complete, but the peer sleeps and must be woken."""
 ARENA: Final = FRAME + 3
 """Address of what this process tells of its arena (transports.arenas.OWN)."""
-STATE_WORDS: Final = FRAME + 4
+PROCESS: Final = FRAME + 4
+"""Number of this process."""
+SPANS: Final = FRAME + 5
+"""Two of struct iovec, address and bytes each: where to copy to and from."""
+PROBE: Final = SPANS + 4
+"""Room for a byte."""
+STATE_WORDS: Final = PROBE + 1
 
 # The memory of a frame: bytes. Behind its head a small payload, or Linux' struct msghdr for frames in two places.
 GATHERED: Final = HEAD_BYTES
@@ -102,8 +108,8 @@ STAGED_CALLS: Final = 18
 TAG: Final = 19
 """The tag of messages."""
 EXPOSES: Final = 20
-"""The arrays that peers read where they lie, which must be in the arena of this process: SOURCE_IS_READ, TARGET_IS_READ
-or both; 0: none."""
+"""The arrays that peers read where they lie, and that must be readable there: SOURCE_IS_READ, TARGET_IS_READ or both.
+0: none."""
 SOURCE_IS_READ: Final = 1
 TARGET_IS_READ: Final = 2
 CHECKED: Final = 21
@@ -137,6 +143,8 @@ CONTROL: Final = 2
 EXPOSED_BY: Final = 8
 PEER: Final = 9
 """READ: addresses of the control words of the rank that exposes the array, and of the words that locate its arena."""
+READ_FROM: Final = 11
+"""READ: number of the process of that rank."""
 REFERENCE: Final = 10
 """READ: address of a word that gets the address of the array instead of a copy in the result, for operands of base
 REFERRED; 0: there is none."""
@@ -158,7 +166,8 @@ TAKE: Final = 5
 IDLE: Final = 6
 """An instruction that has nothing to do: the begin of a receive, whose TAKE follows, or the end of a send."""
 READ: Final = 7
-"""Copy from an array that a peer exposes, or leave it to Python if that is in no arena that is mapped here."""
+"""Copy from an array that a peer exposes: from its arena, or by process_vm_readv(2). Leave it to Python if the arena is
+not known here, or if the system does not copy all."""
 
 # Bases.
 ABSOLUTE: Final = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from math import prod
@@ -104,6 +105,7 @@ class State:
         self.words[layout.NONE] = id(None)
         self.words[layout.STOPPED] = address(self._never_stopped)
         self.words[layout.ARENA] = address(arenas.OWN)
+        self.words[layout.PROCESS] = os.getpid()
 
     def use(self, controls: Controls | None, index: int, half: int) -> None:
         """Run tables on the window of these control words; None: run none. `index` is this rank's position, `half` the
@@ -187,10 +189,12 @@ class TableWriter:
         """Have the last row, a signal, expose the arrays of the call before."""
         self._set(layout.EXPOSE, 1)
 
-    def read(self, nbytes: int, result: Operand, array: Operand, control: int, peer: int, reference: int) -> None:
-        """Copy from an exposed array, whose number and offset are given; see layout.READ for the addresses."""
+    def read(
+        self, nbytes: int, result: Operand, array: Operand, control: int, peer: int, reference: int, process: int
+    ) -> None:
+        """Copy from an exposed array, whose number and offset are given; see layout.READ for the other words."""
         self._operate(layout.READ, nbytes, (*result, *array))
-        self._set(layout.EXPOSED_BY, control, peer, reference)
+        self._set(layout.EXPOSED_BY, control, peer, reference, process)
         self.moved += nbytes
 
     def wait(self, phase: int, control: int) -> None:

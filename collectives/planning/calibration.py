@@ -16,14 +16,14 @@ NEVER: Final = 0
 """In `single_copy_from`: the collective does not use single copy."""
 USUAL: Final[Mapping[str, int]] = {
     "allreduce": NEVER,
-    "reduce_scatter": NEVER,
-    "broadcast": NEVER,
-    "allgather": NEVER,
-    "alltoall": 4 << 20,
+    "reduce_scatter": 16 << 20,
+    "broadcast": 4 << 20,
+    "allgather": 4 << 20,
+    "alltoall": 1 << 20,
 }
 """Bytes from which a collective uses single copy unless the measurement is clearly against it. On virtual machines the
 cores of two ranks may share a cache at one moment and none at the next, and arrays have huge pages or small ones. These
-sizes cost least in the worst case; decisions/0040 has the figures."""
+sizes cost least in the worst case; decisions/0055 has the figures."""
 SHARED_BYTES: Final = 1 << 16
 """Bytes of the array that peers read from which all of these collectives use single copy where arrays are born shared:
 no system call reads them then, so the state of the cores and pages matters to both ways alike."""

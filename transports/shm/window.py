@@ -212,6 +212,7 @@ class ShmWindow(EngineWindow):
             tuple(map(self._arenas.address, range(len(self.ranks)))),
             tuple(map(address, self._ends)),
             self._fail_reads,
+            tuple(self._pids),
         )
 
     # For the transport and for waits.

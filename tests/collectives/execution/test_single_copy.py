@@ -276,7 +276,7 @@ def test_copies_stay_until_no_rank_reads_them(monkeypatch: pytest.MonkeyPatch) -
             slow.rank = 0
         return executor.run(executor.planner.plan(call), x.astype(np.float64), out, time.monotonic() + 30)
 
-    with world_of("shm", 3) as world:
+    with world_of("shm", 3, compiled=("off",) * 3) as world:
         monkeypatch.setattr("transports.shm.remote.copy_from", read_late)
         monkeypatch.setattr(Executor, "run", leave)
         assert world.run(body) == [False] * 3

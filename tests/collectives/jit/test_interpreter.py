@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -49,6 +53,8 @@ EPOCHS = 1001
 CHECK = 0xABCDEF01
 FLOAT = np.dtype(np.float32)
 NO_WINDOWS = Extents()
+HIDDEN: list[mmap.mmap] = []
+"""Memory that stays mapped."""
 
 
 class Rig:
@@ -406,10 +412,15 @@ class Reading(Rig):
         self.failed, self.opened = np.zeros(1, np.int64), np.full(1, OPENED, np.int64)
         self.checked = np.array([address(self.failed), 1, address(self.opened)], np.int64)
         self.reference, self.scratch = np.zeros(1, np.int64), np.zeros(count, np.float32)
+        self.controls[1, ARENA] = told
 
-    def read(self, result: Operand, *, reference: int = 0) -> None:
+    def read(self, result: Operand, *, reference: int = 0, process: int = 0) -> None:
         nbytes = self.theirs.nbytes
-        self.writer.read(nbytes, result, Operand(0, 0), self.peer, address(self.located), reference)
+        self.writer.read(nbytes, result, Operand(0, 0), self.peer, address(self.located), reference, process)
+
+    def expose_private(self) -> None:
+        """The peer has an arena, which is known, and exposes an array that lies elsewhere."""
+        self.controls[1, EXPOSED] = address(self.theirs)
 
 
 def test_a_read_copies_an_array_where_the_peer_has_it() -> None:
@@ -443,6 +454,54 @@ def test_a_combination_reads_a_peers_array_where_it_lies() -> None:
     assert (target == 6).all()
 
 
+def test_the_system_reads_an_array_that_is_in_no_arena() -> None:
+    rig = Reading()
+    rig.expose_private()
+    rig.read(Operand(TARGET, 0), process=os.getpid())
+    run, target = rig.bind(), np.zeros(8, np.float32)
+    assert run(target, target) is None
+    np.testing.assert_array_equal(target, rig.theirs)
+    rig.theirs += 1
+    told, rig.controls[1, ARENA] = int(rig.controls[1, ARENA]), 4096  # another arena, of which Python has to learn
+    assert run(target, target) == 0
+    rig.controls[1, ARENA] = told
+    rig.controls[1, EXPOSED] = 4096  # nothing is there: the error is Python's
+    assert run(target, target) == 0
+    rig.expose_private()
+    assert run(target, target) is None
+    np.testing.assert_array_equal(target, rig.theirs)
+    rig.located[:] = rig.controls[1, ARENA] = 0  # it has no arena
+    rig.theirs += 1
+    assert run(target, target) is None
+    np.testing.assert_array_equal(target, rig.theirs)
+
+
+@pytest.mark.processes
+def test_the_array_of_a_process_that_has_gone_is_left_to_python() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(30)
+    rig = Reading()
+    rig.expose_private()
+    rig.read(Operand(TARGET, 0), process=gone.pid)
+    run, target = rig.bind(), np.zeros(8, np.float32)
+    assert run(target, target) == 0
+
+
+def test_a_combination_reads_an_array_that_is_in_no_arena_into_the_scratch_memory() -> None:
+    rig = Reading()
+    rig.expose_private()
+    rig.read(Operand(ABSOLUTE, address(rig.scratch)), reference=address(rig.reference), process=os.getpid())
+    loop = inner_loop(np.add, FLOAT)
+    assert loop is not None
+    rig.writer.reduce(
+        8, Operand(TARGET, 0), Operand(SOURCE, 0), Operand(REFERRED, address(rig.reference)), CFunction(*loop), 4
+    )
+    run, x, target = rig.bind(), np.ones(8, np.float32), np.zeros(8, np.float32)
+    assert run(x, target) is None
+    np.testing.assert_array_equal(target, rig.theirs + 1)
+    np.testing.assert_array_equal(rig.scratch, rig.theirs)
+
+
 def test_a_signal_is_left_after_a_read_if_a_rank_has_failed() -> None:
     for failed, opened in ((1, OPENED), (0, OPENED + 1)):
         rig = Reading()
@@ -455,8 +514,10 @@ def test_a_signal_is_left_after_a_read_if_a_rank_has_failed() -> None:
         assert int(rig.controls[0, EPOCH]) == EPOCHS + 2
 
 
-def test_arrays_that_peers_read_must_lie_in_the_arena_of_this_process() -> None:
-    rig, x, target = Reading(), np.zeros(8, np.float32), np.zeros(8, np.float32)
+def test_arrays_that_peers_read_must_be_readable() -> None:
+    """A page without the right to read stands for the memory of a device."""
+    rig, x = Reading(), np.zeros(8, np.float32)
+    target = np.frombuffer((ctypes.c_char * 32).from_address(hidden_page()), np.float32)
     rig.writer.signal(1)
     rig.writer.expose()
     own = np.array([address(x), 7, 9, address(x) + x.nbytes], np.int64)
@@ -464,6 +525,17 @@ def test_arrays_that_peers_read_must_lie_in_the_arena_of_this_process() -> None:
     both = rig.bind(exposes=SOURCE_IS_READ | TARGET_IS_READ)
     assert both(x, target) == Answer.UNFIT
     assert rig.bind(exposes=SOURCE_IS_READ)(x, target) is None
-    assert both(x, x) is None
-    assert rig.controls[0, EXPOSED : EXPOSED + 2].tolist() == [address(x)] * 2
-    assert rig.controls[0, ARENA : ARENA + 3].tolist() == [address(x), 7, 9]
+    private = np.zeros(8, np.float32)
+    for second in (x, private):
+        assert both(x, second) is None
+        assert rig.controls[0, EXPOSED : EXPOSED + 2].tolist() == [address(x), address(second)]
+        assert rig.controls[0, ARENA : ARENA + 3].tolist() == [address(x), 7, 9]
+
+
+def hidden_page() -> int:
+    """The address of memory that cannot be read."""
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start), mmap.PAGESIZE, 0) == 0
+    HIDDEN.append(page)
+    return start

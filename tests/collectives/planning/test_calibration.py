@@ -49,12 +49,12 @@ def selector(calibration: Calibration | None = None, *rows: SingleCopy) -> Selec
         ("alltoall", (3.9, 0.1, 0.1, 0.1), USUAL["alltoall"], 1),  # not clearly slower; smaller ones are not measured
         ("alltoall", (0.3, 0.1, 0.1, 0.1), USUAL["alltoall"], 1),
         ("alltoall", (0.2, 0.3, 0.1, 0.1), USUAL["alltoall"], 2),  # which is less than SIZES[0]
-        ("alltoall", (0.2, 0.2, 9.0, 0.1), SIZES[1], 3),  # not clearly faster at a smaller size: used at this one
+        ("broadcast", (0.2, 0.2, 9.0, 0.1), SIZES[1], 3),  # not clearly faster at a smaller size: used at this one
         ("alltoall", (0.2, 0.2, 0.2, 2.0), SIZES[2], 4),
         ("alltoall", (0.2, 0.2, 0.2, 0.2), SIZES[3], 4),
-        ("allgather", (0.3, 0.1, 0.1, 0.1), NEVER, 1),
-        ("allgather", (0.2, 0.3, 0.1, 0.1), SIZES[0], 2),
-        ("allgather", (0.2, 0.2, 9.0, 0.1), SIZES[1], 3),
+        ("allreduce", (0.3, 0.1, 0.1, 0.1), NEVER, 1),
+        ("allreduce", (0.2, 0.3, 0.1, 0.1), SIZES[0], 2),
+        ("allreduce", (0.2, 0.2, 9.0, 0.1), SIZES[1], 3),
     ],
 )
 def test_a_clear_measurement_changes_the_size_from_which_single_copy_is_used(
@@ -94,8 +94,8 @@ def test_a_measurement_counts_only_if_even_the_slowest_run_is_clearly_faster(fas
 
 def test_unmeasured_collectives_keep_their_usual_size() -> None:
     times = iter([([1.0], [1.1 * CLEAR]), ([1.1 * CLEAR], [1.0]), None, None])
-    thresholds, _ = find_thresholds(["alltoall", "broadcast", "allgather"], lambda collective, nbytes: next(times))
-    assert thresholds == {"alltoall": NEVER, "broadcast": SIZES[0], "allgather": USUAL["allgather"]}
+    thresholds, _ = find_thresholds(["alltoall", "allreduce", "allgather"], lambda collective, nbytes: next(times))
+    assert thresholds == {"alltoall": NEVER, "allreduce": SIZES[0], "allgather": USUAL["allgather"]}
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
