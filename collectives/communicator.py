@@ -61,7 +61,7 @@ from collectives.operations import (
     run_by,
     shape_of,
 )
-from collectives.planning import Calibration, Selector
+from collectives.planning import Selector
 from collectives.resources import Resources
 from collectives.schedule import Geometry
 from transports import registry
@@ -271,12 +271,6 @@ class Communicator(AsynchronousCalls):
     def config(self) -> Config:
         """The settings of this communicator."""
         return self._config
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """The sizes from which single copy is used, as measured for this communicator or the one it was split from;
-        None if they were not measured: then a cost model decides."""
-        return self._selector.calibration
 
     @property
     def link(self) -> LinkCost | None:

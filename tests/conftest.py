@@ -283,7 +283,6 @@ THINNED = (
     "collectives/operations/test_gathering.py",
     "collectives/operations/test_interrupts.py::test_an_interrupt_at_every_point",
     "collectives/operations/test_own_ops.py",
-    "collectives/planning/test_calibration.py",
     "frontends/test_torch_optimizer.py",
 )
 """Beginnings of the names of tests with several parameters, of whose grid `make test` runs so few cases that each value

@@ -8,7 +8,6 @@ interpreter.
 from __future__ import annotations
 
 from collectives.execution.binder import NO_DATA
-from collectives.execution.calibration import calibrate
 from collectives.execution.compiled import WAIT_SECONDS, machine_code
 from collectives.execution.executor import Executor
 from collectives.execution.link import measure_link
@@ -31,7 +30,6 @@ __all__ = [
     "Table",
     "Windows",
     "brief",
-    "calibrate",
     "machine_code",
     "measure_link",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.config import Config
-from collectives.execution import CallPositions, Executor, Peers, Windows, calibrate, machine_code, measure_link
+from collectives.execution import CallPositions, Executor, Peers, Windows, machine_code, measure_link
 from collectives.failure import AbortSignal
 from collectives.flight import Description, FlightRecord, line_of_program
 from collectives.metering import Meter, Trace
@@ -29,13 +29,13 @@ from collectives.operations.signature import Signature
 from collectives.operations.space import HostSpace, Space
 from collectives.operations.speculation import Speculation
 from collectives.operations.start import ArrayOperations
-from collectives.planning import Plan, Planner, Selector, shared_arrays
+from collectives.planning import Plan, Planner, Selector
 from collectives.schedule import SPECS, Geometry
 from transports import copying
 from transports.base import Transport
 from transports.compiled import CompiledMessages
 from transports.errors import ConfigError, MismatchError, RendezvousError
-from transports.onesided import NoRoom, OneSided, Window
+from transports.onesided import NoRoom, Window
 
 T = TypeVar("T")
 
@@ -43,10 +43,6 @@ log = logging.getLogger("ronde.calls")
 
 _STAGE_BYTES: Final = 2 << 20
 """Room for two pieces of 1 MiB, by which large arrays are moved fastest. With more than 4 ranks each has half of it."""
-
-
-_MOST_CALIBRATED: Final = 64
-"""Number of ranks up to which a communicator is calibrated: for more of them the plans alone take seconds."""
 
 
 class HostOperations:
@@ -159,7 +155,7 @@ class HostOperations:
             if not (self._named or self.executor.planner.onesided):
                 self._windows.onesided = None
         elif self._calibrates and len(set(self._hosts)) > 1 and self.selector.needs_link:
-            with contextlib.closing(self._trial_executor("of a measurement")) as trial:
+            with contextlib.closing(self._trial_executor()) as trial:
                 self.selector.use_link(measure_link(self._transport, trial, self._hosts, deadline))
 
     def _make_stage(self, deadline: float) -> None:
@@ -172,7 +168,7 @@ class HostOperations:
             self._go_by_messages(error)
             return
         self.executor.use(window)
-        self._measure(onesided, window, deadline)
+        self._measure(window, deadline)
         if self._named:
             self._share_buffer(deadline)
 
@@ -184,9 +180,9 @@ class HostOperations:
         self.executor.planner.stage_nothing()
         self.speculation.by_messages = True
 
-    def _measure(self, onesided: OneSided, window: Window, deadline: float) -> None:
-        """Find out whether the ranks can read each other's memory, unless that is known, and from which size on that is
-        faster."""
+    def _measure(self, window: Window, deadline: float) -> None:
+        """Find out whether the ranks can read each other's memory, and which kernel copies fastest, unless that is
+        known."""
         executor = self.executor
         if not executor.planner.single_copy:
             check = self.selector.digest ^ self._calibrates
@@ -203,30 +199,11 @@ class HostOperations:
                 copying.install(self.selector.kernel_table)
             elif self._calibrates:
                 copying.calibrate(window, deadline)
-            if executor.planner.single_copy and window.shares_arrays:
-                self.selector.calibration = shared_arrays(len(executor.ranks))
-        few = len(executor.ranks) <= _MOST_CALIBRATED
-        missing = self.selector.calibration is None and not self._named
-        if self._calibrates and few and executor.planner.single_copy and missing:
-            self._calibrate(onesided, deadline)
+            self.selector.shared_arrays = executor.planner.single_copy and window.shares_arrays
 
-    def _calibrate(self, onesided: OneSided, deadline: float) -> None:
-        """Measure when to use single copy, with an executor and a window for that alone: the communicator's own calls
-        are numbered and counted from the first one that the user makes."""
-        ranks = self.executor.ranks
-        try:
-            window = onesided.expose(f"{self._key}/trial", ranks, 2 * self._stage_bytes, deadline)
-        except NoRoom as error:
-            log.warning("single copy is not calibrated: %s", error.message)
-            return
-        with contextlib.closing(self._trial_executor("of a calibration")) as trial:
-            trial.use(window)
-            trial.planner.single_copy = True
-            self.selector.calibration = calibrate(trial, deadline)
-
-    def _trial_executor(self, title: str) -> Executor:
+    def _trial_executor(self) -> Executor:
         """An executor for trials. Its calls have numbers of their own, and so a key of its own."""
-        trial = self._make_executor(Meter(Trace(title)), FlightRecord())
+        trial = self._make_executor(Meter(Trace("of a measurement")), FlightRecord())
         trial.key += "-trial"
         return trial
 

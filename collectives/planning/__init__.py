@@ -1,13 +1,12 @@
 """From a call to a plan: choose an algorithm, lower it, and keep the result for the next call of the same kind.
 
 The same call gives the same plan on all ranks and at all times. The caller's `algorithm=` decides, else a rule table,
-else the calibration that was made with the communicator, else a cost model. This room neither communicates nor holds
+else a cost model. This room neither communicates nor holds
 memory. Other rooms use `Call`, `Plan`, `Planner` and `Selector`; add an algorithm in algorithms/, not here.
 """
 
 from __future__ import annotations
 
-from collectives.planning.calibration import BUDGET, NEVER, SIZES, Calibration, find_thresholds, shared_arrays
 from collectives.planning.call import Call, WindowOffset, WindowOffsets
 from collectives.planning.cost_model import Model, predict, terms, told_apart
 from collectives.planning.plan import MOST_PHASES, Plan, Planner, all_blocks
@@ -16,12 +15,8 @@ from collectives.planning.select import Choice, Demand, Selector
 from collectives.planning.tally import Tally
 
 __all__ = [
-    "BUDGET",
     "MOST_PHASES",
-    "NEVER",
     "NO_LIMIT",
-    "SIZES",
-    "Calibration",
     "Call",
     "Choice",
     "CopyKernel",
@@ -38,9 +33,7 @@ __all__ = [
     "WindowOffset",
     "WindowOffsets",
     "all_blocks",
-    "find_thresholds",
     "predict",
-    "shared_arrays",
     "terms",
     "told_apart",
 ]

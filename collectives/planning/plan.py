@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from collectives.algorithms import Algorithm, Generator
 from collectives.arrays import Averaging
-from collectives.planning.calibration import Calibration
 from collectives.planning.call import Call
 from collectives.planning.select import Choice, Demand, Selector
 from collectives.planning.tally import Tally
@@ -155,14 +154,6 @@ class Planner:
         planner = Planner(self._geometry, self._selector, 0, self._on_new_plan, self.label, obstacle, self._numbers)
         planner.numbered = self.numbered
         return planner
-
-    def calibrated(self, calibration: Calibration) -> Planner:
-        """Return a planner of the same calls with another calibration, without `on_new_plan`."""
-        other = Planner(
-            self._geometry, self._selector.calibrated(calibration), self._stage_bytes, lambda plan: None, self.label
-        )
-        other.single_copy = self.single_copy
-        return other
 
     def forget(self) -> None:
         """Drop all plans, and everything that was derived from them."""

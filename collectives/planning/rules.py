@@ -20,7 +20,7 @@ A rule table is a TOML file named by the setting `rules`; the first rule that fi
     copy = 8e-11
     signal = 2e-6
 
-    [[single_copy]]                 # in place of a calibration: see calibration.py
+    [[single_copy]]                 # in place of the usual sizes: see single_copy.py
     collective = "allgather"        # required
     from_bytes = 1048576            # single copy from this size on; 0: never
     min_ranks = 2                   # these are optional, and inclusive
@@ -47,8 +47,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from collectives.algorithms import algorithms
-from collectives.planning.calibration import NEVER
 from collectives.planning.cost_model import Model
+from collectives.planning.single_copy import NEVER
 from collectives.schedule import SPECS
 from transports.copying import MEASURED_BYTES, Circumstance, KernelTable
 from transports.errors import ConfigError

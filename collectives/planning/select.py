@@ -1,7 +1,7 @@
 """Choose the algorithm of a call and its number of segments.
 
 In this order: the caller's `algorithm=`, the first rule that fits (rules.py), and the cheapest by the cost model among
-those that the calibration leaves (staged or single copy).
+those that are staged, or that use single copy (single_copy.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from collectives.algorithms import Algorithm, algorithms
 from collectives.config import Config
-from collectives.planning.calibration import NEVER, USUAL, Calibration
 from collectives.planning.cost_model import Model, Terms, terms
 from collectives.planning.rules import MAX_SEGMENTS, NO_LIMIT, Rule, Rules
+from collectives.planning.single_copy import NEVER, single_copy_from
 from collectives.schedule import SPECS, Geometry
 from transports.base import LinkCost, Transport
 
@@ -176,8 +176,8 @@ class Selector:
         self.kernel_table = rules.kernel_table()
         """The kernels for copies between processes that the rules tell, if they do."""
         self._single_copy = rules.single_copy_of(transport)
-        self.calibration: Calibration | None = None
-        """The communicator's calibration. Set before the first call is planned, or never."""
+        self.shared_arrays = False
+        """True if the arrays of all ranks are born shared. Set before the first call is planned, or never."""
         self.link: LinkCost | None = None
         """The cost of a message between hosts, if it was measured."""
         self._link_is_ruled = rules.tells_link(transport)
@@ -203,22 +203,13 @@ class Selector:
             other.use_link(dataclasses.replace(self.link, hosts=tuple(self.link.hosts[host] for host in hosts)))
         return other
 
-    def calibrated(self, calibration: Calibration) -> Selector:
-        """Return the same selector with another calibration."""
-        other = copy(self)
-        other.calibration = calibration
-        return other
-
     def single_copy_from(self, collective: str, size: int) -> int:
-        """Return the bytes from which a collective of `size` ranks uses single copy, or NEVER.
-
-        A [[single_copy]] row of the rules comes before the calibration, and this before the usual size.
-        """
+        """Return the bytes from which a collective of `size` ranks uses single copy, or NEVER: those of a
+        [[single_copy]] row of the rules, else the usual ones."""
         for row in self._single_copy:
             if row.collective == collective and row.min_ranks <= size <= row.max_ranks:
                 return row.from_bytes
-        measured = {} if self.calibration is None else self.calibration.single_copy_from
-        return measured.get(collective, USUAL.get(collective, NEVER))
+        return single_copy_from(collective, size, shared=self.shared_arrays)
 
     @classmethod
     def from_config(cls, config: Config, transport: Transport) -> Selector:
@@ -260,7 +251,7 @@ class Selector:
         return min(self.able(demand), key=_preference)
 
     def able(self, demand: Demand) -> list[Choice]:
-        """Return all algorithms that can meet a demand, staged or single copy as calibrated, in the best segments."""
+        """Return all algorithms that can meet a demand, staged or single copy, in the best segments."""
         considered = [candidate.consider(demand) for candidate in self._of_kind(demand)]
         able = [choice for choice in considered if choice is not None]
         wanted = self._wants_single_copy(demand)

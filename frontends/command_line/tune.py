@@ -16,7 +16,7 @@ import numpy as np
 
 from collectives.algorithms import algorithms
 from collectives.communicator import Communicator
-from collectives.planning import NO_LIMIT, CopyKernel, Costs, Rule, Rules, SingleCopy
+from collectives.planning import NO_LIMIT, CopyKernel, Costs, Rule, Rules
 from frontends.command_line.arguments import add_sizes, output_file, positive, sizes_of
 from frontends.command_line.bench import machine
 from frontends.command_line.measuring import add_ranks, measure_on_ranks, no_progress, progress, size_of
@@ -156,13 +156,9 @@ def rules(found: Sequence[Found], size: int, transport: str) -> Iterator[Rule]:
             at = end
 
 
-def calibration(comm: Communicator) -> Rules:
+def calibration() -> Rules:
     """Return the calibration that the ranks made in `init`, as rows of a table."""
-    measured, kernels = comm.calibration, copying.kernel_table()
-    starts = {} if measured is None else measured.single_copy_from
-    rows = [
-        SingleCopy(collective, start, comm.size, comm.size, comm.transport.name) for collective, start in starts.items()
-    ]
+    kernels = copying.kernel_table()
     copies = (
         []
         if kernels is None
@@ -170,7 +166,7 @@ def calibration(comm: Communicator) -> Rules:
     )
     if kernels is not None and not copies:
         copies = [CopyKernel("memcpy")]
-    return Rules(single_copy=tuple(rows), copy_kernels=tuple(copies))
+    return Rules(copy_kernels=tuple(copies))
 
 
 def measure(task: Task) -> tuple[Rules, list[Found]]:
@@ -193,9 +189,7 @@ def measure(task: Task) -> tuple[Rules, list[Found]]:
             times = f"{one.default * 1e6:>11.1f} us{one.seconds * 1e6:>11.1f} us"
             say(f"{collective:>15}{size:>12}{times}  {mark}", flush=True)
             done(f"{collective} {size}")
-    table = dataclasses.replace(
-        calibration(comm), rules=tuple(rules(found, comm.size, costs.transport)), costs=(costs,)
-    )
+    table = dataclasses.replace(calibration(), rules=tuple(rules(found, comm.size, costs.transport)), costs=(costs,))
     return table, found
 
 

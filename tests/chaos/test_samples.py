@@ -43,6 +43,7 @@ def plotted(rank: int, path: Path) -> str:
     return draw({"rank 0": series(), "harness": series(memory=MIB)}, "a soak", path)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
 def test_the_plot(tmp_path: Path) -> None:
     path = tmp_path / "soak.svg"

@@ -26,8 +26,6 @@ def test_every_collective_is_measured_and_the_table_is_used(tmp_path: Path) -> N
     assert f"{len(table.rules)} rules in {file}" in said
     for collective in COLLECTIVES:
         assert said.count(f"{collective:>15}") == 2
-    assert all((row.min_ranks, row.max_ranks, row.transport) == (3, 3, "local") for row in table.single_copy)
-    assert {row.collective for row in table.single_copy} <= set(COLLECTIVES)
     assert table.kernel_table() is not None
     (costs,) = table.costs
     assert costs.transport == "local"

@@ -117,26 +117,15 @@ def examine() -> dict[str, Any]:
 
 
 def calibration() -> dict[str, Any]:
-    """Return the calibration of this rank's world: kernels of copies, and when single copy is used."""
+    """Return the calibration of this rank's world: the kernels of copies."""
     from collectives.world_communicator import world
 
     comm, table = world(), copying.kernel_table()
-    measured = comm.calibration
     return {
         "transport": comm.transport.name,
         "ranks": comm.size,
         "copies": "memcpy everywhere (not calibrated)" if table is None else table.describe(),
         "copies_seconds": None if table is None else table.seconds,
-        "single_copy": "single copy at the usual sizes, or as the rules say"
-        if measured is None
-        else measured.describe(),
-        "single_copy_seconds": None if measured is None else measured.seconds,
-        "measured": []
-        if measured is None
-        else [
-            {"collective": collective, "bytes": nbytes, "staged": staged, "single_copy": single}
-            for (collective, nbytes), (staged, single) in measured.measured.items()
-        ],
     }
 
 
@@ -256,14 +245,6 @@ def _calibration(found: dict[str, Any]) -> list[str]:
         [
             ("ranks", f"{found['ranks']} over {found['transport']}"),
             ("copies", found["copies"]),
-            ("collectives", found["single_copy"]),
-            *(
-                (
-                    f"{row['collective']}, {_size(row['bytes'])}",
-                    f"staged {row['staged'] * 1e6:.0f} us, single copy {row['single_copy'] * 1e6:.0f} us",
-                )
-                for row in found["measured"]
-            ),
         ]
     )
 

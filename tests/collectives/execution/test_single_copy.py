@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import numpy as np
 import pytest
 
 import collectives as ronde
-from collectives import Communicator
+from collectives import Communicator, Config, ConfigError, connect
 from collectives.algorithms import algorithms
 from collectives.execution.executor import Executor
 from collectives.planning.plan import Call
-from tests.worlds import executor_of, kept_plans, world_of
+from tests.worlds import BOUND, SECRET, executor_of, kept_plans, world_of
 from transports.onesided import Memory, Window, address
+from transports.rendezvous import MemoryStore, join
 from transports.shm import remote
 
 LENDING = sorted(
@@ -296,3 +298,20 @@ def compute() -> bool:
 @pytest.mark.processes
 def test_processes_read_each_other() -> None:
     assert len(set(ronde.run(compute, np=3, transport="shm", timeout=60))) == 1
+
+
+def test_ranks_that_measure_differently_are_named() -> None:
+    store = MemoryStore()
+
+    def error(rank: int) -> str:
+        deadline = time.monotonic() + BOUND
+        group = join(rank, 3, store, secret=SECRET, deadline=deadline)
+        with pytest.raises(ConfigError) as raised:
+            connect(group, Config.load({"transport": "local", "calibrate": rank != 1}, environment={}), deadline)
+        return str(raised.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        texts = list(pool.map(error, range(3)))
+    for text in texts:  # that of a rank that hears of another's error before it compares is the other's
+        assert "calibrate and the table of rules: must be the same on all ranks" in text
+        assert "rank 1" in text

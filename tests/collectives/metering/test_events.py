@@ -415,10 +415,11 @@ def test_draw(worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert cli.main(["timeline", "draw", str(out), *map(str, files)]) == 0
     assert capsys.readouterr().out.endswith("boxes of 2 ranks\n")
     assert out.read_text().count("rank 1 steps") == 1
-    assert cli.main(["timeline", "draw", str(out), str(files[0]), "--begin", "1e6"]) == 1
+    assert cli.main(["timeline", "draw", str(out), str(files[0]), "--begin", "1e6"]) == 2
     assert "--begin=1e+06, --end=inf: no collective lies between these milliseconds" in capsys.readouterr().err
-    assert cli.main(["timeline", "draw", str(tmp_path / "all.nonsense"), *map(str, files)]) == 1
-    assert "all.nonsense: cannot be written" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["timeline", "draw", str(tmp_path / "all.nonsense"), *map(str, files)])
+    assert "all.nonsense': must end with one of .png, .svg, .pdf" in capsys.readouterr().err
 
 
 def test_drawing_names_the_command_that_installs_matplotlib(

@@ -136,10 +136,7 @@ def test_it_shows_how_ranks_are_calibrated() -> None:
     found = json.loads(done.stdout)["calibration"]
     assert (found["transport"], found["ranks"]) == ("local", 2)
     assert found["copies_seconds"] >= 0
-    assert found["single_copy"].startswith("single copy ")
-    assert all(row["staged"] > 0 < row["single_copy"] for row in found["measured"])
     done = ronde("doctor", "--calibrate", "-np", "3", extra={"RONDE_TRANSPORT": "local", "RONDE_CALIBRATE": "no"})
     assert done.returncode == 0, done.stderr.decode()
     said = done.stdout.decode()
-    assert "\ncalibration\n  ranks        3 over local\n" in said
-    assert "collectives  single copy at the usual sizes, or as the rules say\n" in said
+    assert "\ncalibration\n  ranks   3 over local\n" in said
