@@ -387,9 +387,8 @@ def take_message(
 
 
 @compiled
-def now(state: int) -> int:
-    """The time in nanoseconds, of the clock of time.perf_counter_ns on Linux."""
-    clock = state + 8 * at.CLOCK
+def now(clock: int) -> int:
+    """The time in nanoseconds, of the clock of time.perf_counter_ns on Linux. `clock` has room for two words."""
     clock_gettime(_MONOTONIC, clock)
     return _SECOND * field(clock, 0) + field(clock, 1)
 
@@ -404,7 +403,7 @@ def is_timed(table: int, state: int) -> bool:
 def note_time(table: int, state: int, index: int) -> None:
     """Put the time to the times of a call."""
     rows = field(table, at.ROWS)
-    store_release(table + 8 * (at.HEAD_WORDS + rows * at.ROW_WORDS + index), now(state))
+    store_release(table + 8 * (at.HEAD_WORDS + rows * at.ROW_WORDS + index), now(state + 8 * at.CLOCK))
 
 
 @compiled
@@ -517,7 +516,7 @@ def stamp(state: int) -> int:
     times as long to read."""
     if COUNTS_CYCLES:
         return -cycles()
-    return now(state)
+    return now(state + 8 * at.CLOCK)
 
 
 @compiled
@@ -525,7 +524,7 @@ def compare_clocks(state: int, log: int) -> None:
     """Note the processor's counter and the clock of the same moment."""
     first = field(log, FIRST_CYCLES) == 0
     put(log + 8 * LAST_CYCLES, cycles())
-    put(log + 8 * LAST_TIME, now(state))
+    put(log + 8 * LAST_TIME, now(state + 8 * at.CLOCK))
     if first:
         put(log + 8 * FIRST_TIME, field(log, LAST_TIME))
         put(log + 8 * FIRST_CYCLES, field(log, LAST_CYCLES))

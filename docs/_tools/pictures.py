@@ -1,7 +1,7 @@
 """Draws the pictures of the site and the README: python -m docs._tools.pictures
 
-`ring.svg` is simulated, `chart.svg` is made from benchmarks/results/, and `rooms.svg` from pyproject.toml. They have a
-background of their own, so that they can be read on light and dark pages.
+`ring.svg` is simulated, `chart.svg` and `ratios.svg` are made from benchmarks/results/, and `rooms.svg` from
+pyproject.toml. They have a background of their own, so that they can be read on light and dark pages.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import statistics
 import sys
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from docs._tools import rooms as declared
 from docs._tools.generated import ROOT
 
 FOLDER: Final = ROOT / "docs" / "pictures"
+RESULTS: Final = ROOT / "benchmarks" / "results" / "amd-epyc-zen4"
 INK, PALE, LINE = "#1f2933", "#f7fafa", "#8795a1"
 COLORS: Final = ("#2a9d8f", "#e9a23b", "#d1495b", "#3d6fb6")
+LINES: Final = (*COLORS, "#6b4e9b")
+COLLECTIVES: Final = ("allreduce", "allgather", "broadcast", "reduce_scatter", "alltoall")
 
 
 def svg(width: int, height: int, title: str, parts: list[str]) -> str:
@@ -164,10 +167,61 @@ def calls() -> str:
     return svg(664, 312, "What the collectives do", parts)
 
 
+def measured(name: str) -> Any:
+    """The newest table of this name that `benchmarks/compare.py` has made."""
+    return json.loads((RESULTS / f"compare-{name}.json").read_text("utf-8"))
+
+
+def ratios() -> str:
+    """The time of the fastest MPI library, divided by Ronde's, by size: all five collectives of 2 ranks."""
+    high, low = math.log(8), math.log(0.25)
+    parts: list[str] = []
+    for title, name, left in (("shared memory", "shm-2-jit", 60), ("TCP", "tcp-2-jit", 470)):
+        data = measured(name)
+        sizes = sorted({line["size"] for line in data["lines"]})
+        width, top, bottom = 340, 56, 296
+
+        def x(size: int, left: int = left, width: int = width, sizes: list[int] = sizes) -> float:
+            return left + width * sizes.index(size) / (len(sizes) - 1)
+
+        def y(ratio: float, top: int = top, bottom: int = bottom) -> float:
+            return bottom - (bottom - top) * (min(high, max(low, math.log(ratio))) - low) / (high - low)
+
+        parts.append(
+            text(left, 40, f"{title} ({data['machine']['date']})", "start", 'font-size="12" font-weight="600"')
+        )
+        for ratio in (0.25, 0.5, 1, 2, 4, 8):
+            stroke = "#1f2d33" if ratio == 1 else "#d5dde0"
+            parts += [
+                f'<line x1="{left}" x2="{left + width}" y1="{y(ratio):.1f}" y2="{y(ratio):.1f}" stroke="{stroke}"/>',
+                text(left - 8, y(ratio) + 4, f"{ratio:g}", "end", 'font-size="11"'),
+            ]
+        parts += [text(x(size), bottom + 18, _bytes(size).replace("iB", ""), more='font-size="10"') for size in sizes]
+        for color, collective in zip(LINES, COLLECTIVES, strict=True):
+            points = []
+            for line in data["lines"]:
+                if line["collective"] == collective:
+                    times = line["times"]
+                    peers = [times[peer] for peer in ("openmpi", "mpich") if peer in times]
+                    found = min(
+                        statistics.median(a / b for a, b in zip(peer, times["ronde"], strict=True)) for peer in peers
+                    )
+                    points.append(f"{x(line['size']):.1f},{y(found):.1f}")
+            parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}" stroke-width="2.5"/>')
+    for number, (color, collective) in enumerate(zip(LINES, COLLECTIVES, strict=True)):
+        parts.append(
+            text(60 + 150 * number, 346, collective, "start", f'font-size="12" style="fill:{color}" font-weight="600"')
+        )
+    title = (
+        "Time of the faster MPI library by Ronde's, 2 ranks on 2 cores of an AMD EPYC (Zen 4): above 1 Ronde is faster"
+    )
+    parts.append(text(16, 20, title, "start", 'font-size="13" font-weight="600"'))
+    return svg(830, 360, "Ratios by size", parts)
+
+
 def chart() -> str:
     """Allreduce of 2 ranks in shared memory: Ronde beside Open MPI and MPICH, from benchmarks/results."""
-    data = json.loads((ROOT / "benchmarks/results/compare-shm-2.json").read_text("utf-8"))
-    windows = json.loads((ROOT / "benchmarks/results/compare-shm-2-windows.json").read_text("utf-8"))
+    data, windows = measured("shm-2-jit"), measured("shm-2-windows-jit")
     series: dict[str, list[tuple[int, float]]] = {}
     for source, names in (
         (data, {"ronde": "Ronde", "openmpi": "Open MPI", "mpich": "MPICH"}),
@@ -192,7 +246,7 @@ def chart() -> str:
         text(
             16,
             26,
-            f"Time of an allreduce, 2 ranks of one host ({machine})",
+            f"Time of an allreduce, 2 ranks of one host, with ronde[jit] ({machine})",
             "start",
             'font-size="15" font-weight="600"',
         )
@@ -258,7 +312,14 @@ def rooms(folder: Path = ROOT) -> str:
     return svg(width, round(top + 26), "The rooms in their layers", parts)
 
 
-PICTURES: Final = {"ring.svg": ring, "hosts.svg": hosts, "calls.svg": calls, "chart.svg": chart, "rooms.svg": rooms}
+PICTURES: Final = {
+    "ring.svg": ring,
+    "hosts.svg": hosts,
+    "calls.svg": calls,
+    "chart.svg": chart,
+    "ratios.svg": ratios,
+    "rooms.svg": rooms,
+}
 """File -> the function that draws it."""
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from collectives.jit import layout as at
 from collectives.jit.atomics import load_acquire, load_ordered, pause, put, sched_yield, store_ordered, word
-from collectives.jit.interpreter import agrees, compiled, field, publish, reached, read_frame, write_frame
-from collectives.jit.serving import now
+from collectives.jit.interpreter import agrees, compiled, field, now, publish, reached, read_frame, write_frame
 from transports.compiled import IN, READ, WRITTEN
 from transports.onesided import ASKED, EPOCH
 
