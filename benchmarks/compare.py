@@ -64,6 +64,7 @@ BEFORE = "before"
 """The name of another checkout of Ronde."""
 SERIES = {
     "shm-2": [],
+    "shm-2-fresh": ["allgather", "broadcast", "reduce_scatter", "alltoall", "--fresh"],
     "shm-2-windows": ["allreduce", "--windows"],
     "shm-2-plans": ["allreduce", "--plans"],
     "shm-4": ["allreduce", "-np", "4"],
@@ -118,6 +119,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--plans", action="store_true", help="Ronde makes calls that were planned once (Communicator.plan)"
     )
     kind.add_argument("--asynchronous", action="store_true", help="Ronde's calls return a handle, waited for at once")
+    parser.add_argument(
+        "--fresh", action="store_true", help="ranks write their input before each call, in the measured time"
+    )
     parser.add_argument("--series", type=Path, metavar="DIR", help="all tables; their JSON and plots go to DIR")
     parser.add_argument("--rounds", type=int, default=21, help="turns of each contender per line (default: 21)")
     parser.add_argument("--venvs", type=Path, default=HERE / ".venvs", help="where the peers are installed")
@@ -162,7 +166,7 @@ def compare(options: argparse.Namespace) -> list[Line]:
             for collective in chosen:
                 mine = []
                 for size in sizes:
-                    mine.append(measure(jobs, collective, size, options.np, options.rounds))
+                    mine.append(measure(jobs, collective, size, options.np, options.rounds, fresh=options.fresh))
                     done(f"{collective} {size_text(size)}")
                 print(table(mine, names), flush=True)
                 print(steadiness(mine, names), flush=True)

@@ -48,9 +48,9 @@ class Line:
         return float(np.mean(np.array(self.times[name]) > 2 * self.median(name)))
 
 
-def measure(jobs: Sequence[Job], collective: str, size: int, ranks: int, rounds: int) -> Line:
-    """One line: warm up, then take turns."""
-    longest = min(job.prepare(collective, size) for job in jobs)
+def measure(jobs: Sequence[Job], collective: str, size: int, ranks: int, rounds: int, *, fresh: bool = False) -> Line:
+    """One line: warm up, then take turns. `fresh`: see library.Trial."""
+    longest = min(job.prepare(collective, size, fresh=fresh) for job in jobs)
     plan: dict[str, tuple[int, int]] = {}
     wrong = 0
     for job in jobs:

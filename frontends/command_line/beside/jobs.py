@@ -122,9 +122,9 @@ class Job:
             raise RuntimeError(f"{self.name}: a rank has ended")
         return [json.loads(line) for line in lines]
 
-    def prepare(self, collective: str, nbytes: int) -> int:
-        """Make the arrays; returns the maximum number of calls in a batch."""
-        answers = self.ask(do="prepare", collective=collective, bytes=nbytes, algorithm=self.algorithm)
+    def prepare(self, collective: str, nbytes: int, *, fresh: bool = False) -> int:
+        """Make the arrays; returns the maximum number of calls in a batch. `fresh`: see library.Trial."""
+        answers = self.ask(do="prepare", collective=collective, bytes=nbytes, algorithm=self.algorithm, fresh=fresh)
         return int(min(answer["longest"] for answer in answers))
 
     def turn(self, calls: int, batches: int) -> tuple[float, int]:

@@ -269,7 +269,9 @@ def pattern(count: int, start: int, rank: int) -> Array:
 class Trial:
     """One collective at one size: its arrays, its call and its right result."""
 
-    def __init__(self, library: Library, collective: str, nbytes: int) -> None:
+    def __init__(self, library: Library, collective: str, nbytes: int, *, fresh: bool = False) -> None:
+        """`fresh`: each call begins with its input being written, as in a program that has just computed it. A sum in
+        place always has a new input."""
         self.collective = collective
         rank, size = library.rank, library.size
         ranks = size * (size + 1) / 2
@@ -282,6 +284,8 @@ class Trial:
             self.given = pattern(whole, 0, rank)
             self.call = getattr(library, collective)(self.out)
             self.right = pattern(whole, 0, 0) * np.float32(ranks if collective == "allreduce" else 1)
+            if fresh and not self.grows and not rank:
+                self._write_before(self.out, self.given)
             return
         source = library.array(part if collective == "allgather" else part * size)
         source[:] = pattern(len(source), 0, rank)
@@ -292,6 +296,17 @@ class Trial:
         else:
             start = 0 if collective == "allgather" else part * rank
             self.right = np.concatenate([pattern(part, start, peer) for peer in range(size)])
+        if fresh:
+            self._write_before(source, source.copy())
+
+    def _write_before(self, source: Array, values: Array) -> None:
+        call = self.call
+
+        def written() -> None:
+            np.copyto(source, values)
+            call()
+
+        self.call = written
 
     def longest(self, size: int) -> int:
         """Maximum number of calls in a row with an exact result."""
@@ -355,7 +370,7 @@ def serve(library: Library, link: socket.socket) -> None:
             case "prepare":
                 trial = None
                 library.algorithm = request["algorithm"]
-                trial = Trial(library, request["collective"], request["bytes"])
+                trial = Trial(library, request["collective"], request["bytes"], fresh=request["fresh"])
                 say({"longest": trial.longest(library.size)})
             case "turn":
                 assert trial is not None
