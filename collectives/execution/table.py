@@ -4,14 +4,14 @@
     REDUCE  [REDUCE, elements, result, a, b]   arrays are offsets, and those in the stage move with the slot
     SIGNAL  [SIGNAL, phase]
     WAIT    [WAIT, phase, control words of the peer]
-    COPY    [READ, bytes, result, a, words of the peer]   of an array that a peer exposes, in its arena
+    COPY    [READ, bytes, result, a, words of the peer]   of an array that a peer exposes
     SEND    [SEND, bytes, a, lanes of the peer]        messages: message_table.py
     AWAIT   [TAKE, bytes, result, lanes of the peer]   of a RECV, whose own row does nothing
 
 One table serves all calls of a plan and all staging slots. A program with large messages, with messages and a staging
 window, or with a kernel that is not one C function has no table: its rows are functions of Python (rows.py). Where the
 interpreter leaves a row, Python does it, and the interpreter goes on behind it (`Table.rest`). A table with reads of
-exposed arrays is for arrays in this rank's arena; an array of a peer that is in none is Python's to read.
+exposed arrays is for arrays that peers can read where they lie; of others, Python exposes copies.
 """
 
 from __future__ import annotations
