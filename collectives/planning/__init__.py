@@ -1,8 +1,8 @@
 """From a call to a plan: choose an algorithm, lower it, and keep the result for the next call of the same kind.
 
 The same call gives the same plan on all ranks and at all times. The caller's `algorithm=` decides, else a rule table,
-else a cost model. This room neither communicates nor holds
-memory. Other rooms use `Call`, `Plan`, `Planner` and `Selector`; add an algorithm in algorithms/, not here.
+else a cost model. This room neither communicates nor holds memory. Other rooms use `Call`, `Plan`, `Planner` and
+`Selector`; add an algorithm in algorithms/, not here.
 """
 
 from __future__ import annotations

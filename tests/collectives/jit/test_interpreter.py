@@ -418,6 +418,11 @@ class Reading(Rig):
         nbytes = self.theirs.nbytes
         self.writer.read(nbytes, result, Operand(0, 0), self.peer, address(self.located), reference, process)
 
+    def add(self) -> None:
+        """Add the array that was read with a reference to the source."""
+        peer = Operand(REFERRED, address(self.reference))
+        self.writer.reduce(8, Operand(TARGET, 0), Operand(SOURCE, 0), peer, kernel(), 4)
+
     def expose_private(self) -> None:
         """The peer has an arena, which is known, and exposes an array that lies elsewhere."""
         self.controls[1, EXPOSED] = address(self.theirs)
@@ -438,11 +443,7 @@ def test_a_read_copies_an_array_where_the_peer_has_it() -> None:
 def test_a_combination_reads_a_peers_array_where_it_lies() -> None:
     rig = Reading()
     rig.read(Operand(ABSOLUTE, address(rig.scratch)), reference=address(rig.reference))
-    loop = inner_loop(np.add, FLOAT)
-    assert loop is not None
-    rig.writer.reduce(
-        8, Operand(TARGET, 0), Operand(SOURCE, 0), Operand(REFERRED, address(rig.reference)), CFunction(*loop), 4
-    )
+    rig.add()
     run, x, target = rig.bind(), np.ones(8, np.float32), np.zeros(8, np.float32)
     assert run(x, target) is None
     np.testing.assert_array_equal(target, rig.theirs + 1)
@@ -491,11 +492,7 @@ def test_a_combination_reads_an_array_that_is_in_no_arena_into_the_scratch_memor
     rig = Reading()
     rig.expose_private()
     rig.read(Operand(ABSOLUTE, address(rig.scratch)), reference=address(rig.reference), process=os.getpid())
-    loop = inner_loop(np.add, FLOAT)
-    assert loop is not None
-    rig.writer.reduce(
-        8, Operand(TARGET, 0), Operand(SOURCE, 0), Operand(REFERRED, address(rig.reference)), CFunction(*loop), 4
-    )
+    rig.add()
     run, x, target = rig.bind(), np.ones(8, np.float32), np.zeros(8, np.float32)
     assert run(x, target) is None
     np.testing.assert_array_equal(target, rig.theirs + 1)
