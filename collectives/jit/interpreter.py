@@ -400,10 +400,15 @@ def is_timed(table: int, state: int) -> bool:
 
 
 @compiled
+def times_of(table: int) -> int:
+    """The address of the times of a call: that of its begin, and one for each row and for the end."""
+    return table + 8 * (at.HEAD_WORDS + field(table, at.ROWS) * at.ROW_WORDS)
+
+
+@compiled
 def note_time(table: int, state: int, index: int) -> None:
     """Put the time to the times of a call."""
-    rows = field(table, at.ROWS)
-    store_release(table + 8 * (at.HEAD_WORDS + rows * at.ROW_WORDS + index), now(state + 8 * at.CLOCK))
+    store_release(times_of(table) + 8 * index, now(state + 8 * at.CLOCK))
 
 
 @compiled
@@ -563,7 +568,7 @@ def begin(table: int, state: int) -> int:
     if calls < field(tally, at.TALLY_NEXT) or field(table, at.TIMED) != 0:
         return at.DONE
     for index in range(field(table, at.ROWS) + 1):
-        put(table + 8 * (at.HEAD_WORDS + field(table, at.ROWS) * at.ROW_WORDS + index + 1), 0)
+        put(times_of(table) + 8 * (index + 1), 0)
     put(table + 8 * at.TIMED, number)
     note_time(table, state, 0)
     return at.OBSERVED
