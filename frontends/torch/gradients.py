@@ -111,9 +111,11 @@ class Memory:
 
     address  of its first byte
     slots    all that are in it
+    as_view  True if the parameters' gradients are views of it
     """
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, *, as_view: bool) -> None:
+        self.as_view = as_view
         self._array, self._kind = plain_array(array)
         self.address = self._array.ctypes.data
         self.itemsize = self._array.itemsize
@@ -122,8 +124,8 @@ class Memory:
         self._last: weakref.ref[Any] | None = None
 
     def tensor(self) -> torch.Tensor:
-        """Return this step's flat tensor, of which gradients are views. Another one in each step, so that it shows if
-        those of an earlier step are still in use."""
+        """Return the flat tensor of this step. If gradients are views, it is another one in each step: it shows if those
+        of an earlier step are still in use."""
         if self._tensor is None:
             in_use = self._last is not None and self._last() is not None
             if in_use and not any(slot.holds_gradient for slot in self.slots):
@@ -140,13 +142,14 @@ class Memory:
 
     def start_over(self) -> None:
         """Begin a step."""
-        self._tensor = None
+        if self.as_view:
+            self._tensor = None
 
 
 class Slot:
-    """Memory of one parameter's gradient."""
+    """Memory of one parameter's gradient: with `as_view` the gradient is a view of it."""
 
-    __slots__ = ("_dtype", "_memory", "_parameter", "_shape", "_start", "_stride", "address")
+    __slots__ = ("_dtype", "_memory", "_parameter", "_shape", "_start", "_stride", "_view", "address", "as_view")
 
     def __init__(self, parameter: Parameter, memory: Memory, start: int) -> None:
         """`start` is the number of the first element."""
@@ -155,6 +158,8 @@ class Slot:
         self._start = start
         self._shape, self._stride, self._dtype = parameter.shape, parameter.stride(), parameter.dtype
         self.address = memory.address + start * memory.itemsize
+        self.as_view = memory.as_view
+        self._view: torch.Tensor | None = None
         memory.slots.append(self)
 
     @property
@@ -170,16 +175,21 @@ class Slot:
         return gradient is not None and not gradient.is_sparse and gradient.data_ptr() == self.address
 
     def view(self) -> torch.Tensor:
-        """Return the gradient."""
-        return self._memory.tensor().as_strided(self._shape, self._stride, self._start)
+        """Return the gradient. The same tensor in each step, unless it becomes the parameter's."""
+        if self._view is not None:
+            return self._view
+        view = self._memory.tensor().as_strided(self._shape, self._stride, self._start)
+        if not self.as_view:
+            self._view = view
+        return view
 
-    def take(self, gradient: torch.Tensor, *, as_view: bool) -> None:
-        """Copy a gradient of the parameter into the slot, which becomes the parameter's with `as_view`. Gradients that
-        are sparse or part of a graph of their own stay the parameter's."""
+    def take(self, gradient: torch.Tensor) -> None:
+        """Copy a gradient of the parameter into the slot. If gradients are views, it becomes the parameter's, unless
+        that is sparse or part of a graph of its own."""
         if gradient.data_ptr() != self.address:
             view = self.view()
             view.copy_(gradient.detach())
-            if as_view and gradient is self._parameter.grad and not gradient.requires_grad:
+            if self.as_view and gradient is self._parameter.grad and not gradient.requires_grad:
                 self._parameter.grad = view
 
 
@@ -214,10 +224,9 @@ class Group:
             memory.start_over()
 
 
-def take_together(group: Group, *, as_view: bool) -> list[Gradient]:
-    """Copy the waiting gradients of a group into their slots by one call. With `as_view` the slots become the
-    parameters' gradients. Returns those that it is not for: missing and sparse ones, and those with a graph of their
-    own."""
+def take_together(group: Group) -> list[Gradient]:
+    """Copy the waiting gradients of a group into their slots by one call. If gradients are views, the slots become the
+    parameters'. Returns those that it is not for: missing and sparse ones, and those with a graph of their own."""
     left, views, sources = [], [], []
     for one in group.waiting:
         slot, own = one.slot, one.parameter.grad
@@ -227,7 +236,7 @@ def take_together(group: Group, *, as_view: bool) -> list[Gradient]:
             view = slot.view()
             views.append(view)
             sources.append(own)
-            if as_view:
+            if slot.as_view:
                 one.parameter.grad = view
     if views:
         torch._foreach_copy_(views, sources)
@@ -307,8 +316,10 @@ _RANKS: Final = {
 """The numbers of dimensions that memory formats are for."""
 
 
-def lay_out(communicator: Communicator, groups: Sequence[Group], names: Mapping[Parameter, str]) -> bool:
-    """Give memory in a window to all groups, or to none of them. Collective.
+def lay_out(
+    communicator: Communicator, groups: Sequence[Group], names: Mapping[Parameter, str], *, as_view: bool
+) -> bool:
+    """Give memory in a window to all groups, or to none of them: with `as_view` to be that of gradients. Collective.
 
     Returns False if it must be tried again, because a rank has joined. All ranks must have equal parameters; otherwise,
     or without enough memory, no group gets memory. Raises RondeError.
@@ -346,7 +357,7 @@ def lay_out(communicator: Communicator, groups: Sequence[Group], names: Mapping[
     for group, dtype, start, stop in ends:
         array = memory[dtype][start:stop]
         group.arrays.append(array)
-        group.memories.append(Memory(array))
+        group.memories.append(Memory(array, as_view=as_view))
         found[group, dtype] = group.memories[-1], start
     for group, parameter, dtype, start in places:
         of_group, first = found[group, dtype]

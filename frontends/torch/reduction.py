@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from collectives import Communicator, OpName, ProcessSet
+from collectives import Communicator, OpName, ProcessSet, world
 from frontends.horovod import (
     ARRAYS,
     DENSE,
@@ -107,8 +107,8 @@ class GradientReduction:
         self._grouped: Communicator | None = None
         """The communicator whose ranks use the groups."""
         self._pending: list[_Pending] = []
-        self._checked = False
-        """True once the groups' memory is known to fit the parameters, in this step."""
+        self._checked: Communicator | None = None
+        """The world for which the groups are known to be right, in this step."""
         self._combined = False
         self._settled = False
         """True if `step` finds the gradients combined by `settle`."""
@@ -235,7 +235,7 @@ class GradientReduction:
             gradient.start_over()
         for group in self._groups:
             group.start_over()
-        self._checked = False
+        self._checked = None
         self._combined = self._settled = False
 
     def _take_parameters(self) -> None:
@@ -295,7 +295,7 @@ class GradientReduction:
         elif self._as_view and gradient.slot is not None and not gradient.small:  # so that later passes add to it there
             early = parameter.grad
             if early is not None and not early.is_sparse:
-                gradient.slot.take(early, as_view=True)
+                gradient.slot.take(early)
 
     def _start(self, gradient: Gradient) -> None:
         gradient.begun = True
@@ -312,7 +312,7 @@ class GradientReduction:
                 self._move_to_slot(gradient)
         group.ready += 1
         if group.ready == len(group.parameters):
-            for late in take_together(group, as_view=self._as_view):
+            for late in take_together(group):
                 self._move_to_slot(late)
             if self._as_view:  # the views of a group are of one tensor, so that a move changes the versions of all
                 for member in group.members:
@@ -322,15 +322,14 @@ class GradientReduction:
     def _leave_old_groups(self) -> None:
         """After a change of the ranks, use no groups until all ranks make new ones: newcomers have none. The same after
         a change of a parameter, such as by `model.bfloat16()`, which shows at the first gradient of a step."""
-        if not self._groups:
+        if not self._groups or self._checked is world():
             return
+        self._checked = world()
         if self._grouped is not communicator_of(self._process_set):
             self._use([])
-        elif not self._checked:
-            self._checked = True
-            if not all(slot.fits for group in self._groups for slot in group.slots.values()):
-                self._use([])
-                self._roster.forget()
+        elif not all(slot.fits for group in self._groups for slot in group.slots.values()):
+            self._use([])
+            self._roster.forget()
 
     def _use(self, groups: list[Group]) -> None:
         self._groups, self._grouped = groups, communicator_of(self._process_set)
@@ -378,7 +377,7 @@ class GradientReduction:
             return
         able = [group for group in given if views and all(map(can_lie, group.parameters))]
         with as_horovod():
-            if lay_out(comm, [*able, *own], names):
+            if lay_out(comm, [*able, *own], names, as_view=self._as_view):
                 self._laid_out = comm
         self._use([*given, *(group for group in own if group.slots)])
 
@@ -440,7 +439,7 @@ class GradientReduction:
     def _move_to_slot(self, one: Gradient) -> None:
         """Move a gradient into the memory of its group."""
         assert one.slot is not None
-        one.slot.take(self._gradient(one.parameter), as_view=self._as_view)
+        one.slot.take(self._gradient(one.parameter))
 
     def _reduce_group(self, group: Group) -> None:
         if group.slots:
