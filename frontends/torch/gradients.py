@@ -124,8 +124,8 @@ class Memory:
         self._last: weakref.ref[Any] | None = None
 
     def tensor(self) -> torch.Tensor:
-        """Return the flat tensor of this step. If gradients are views, it is another one in each step: it shows if those
-        of an earlier step are still in use."""
+        """Return the flat tensor of this step. If gradients are views, it is another one in each step, so that it shows
+        if those of an earlier step are still in use."""
         if self._tensor is None:
             in_use = self._last is not None and self._last() is not None
             if in_use and not any(slot.holds_gradient for slot in self.slots):
