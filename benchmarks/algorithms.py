@@ -28,19 +28,27 @@ simulator times, the executor runs, and `ronde draw` draws. This page is made fr
 
 Ronde chooses by a cost model with the properties of the machine ([Architecture](architecture.md)). To choose
 yourself, pass `algorithm="ring"` to a call, or write a rule table with `ronde tune`. `comm.plan(...)` and the log
-tell the choice.
+tell the choice. `ronde.import_msccl("file.xml")` adds an algorithm of MSCCL, after a proof. All ranks must import the
+same files, before `init`.
+
+The tables show the choice by size: `4 x 2` is four hosts of two ranks with links of 1 Gbit/s, `12 x 1` twelve hosts;
+the others are on one host, over TCP.
+
+N stands for the bytes of a call, p for the number of ranks, h for the number of hosts, q for the greatest power of two
+up to p, and r for p - q. *Traffic* is of all ranks. *Rounds* are messages, or signals in shared memory, one after the
+other; *bytes* are those that one rank sends, or copies out of the memory of others; both are for eight ranks. After
+them come these properties:
+
+- *segments*: it works in segments.
+- *reproducible*: it combines in the fixed order of `reproducible=True`.
+- *several hosts*: it needs ranks on several hosts.
+- *shared memory*: it needs ranks that share memory.
+- *windows*: it needs arrays in windows (`comm.empty`).
+- *equal blocks*: it needs blocks of equal size.
 
 The drawings are of four ranks, broadcasts in three segments: `3 > 1` in the column of a rank means that it sends part
 3 to rank 1, `3 < 1` that it reads part 3 in the memory of rank 1. `ronde draw allreduce --algorithm ring -np 8 -o
 ring.svg` makes others, also as pages that play.
-
-`ronde.import_msccl("file.xml")` adds an algorithm of MSCCL, such as those of its compiler and of synthesisers. It is
-proved first. All ranks must import the same files, before `init`.
-
-N stands for the bytes of a call, p for the number of ranks. *Rounds* are messages, or signals in shared memory, one
-after the other. *Bytes* are those that one rank sends, or copies out of the memory of others. Both are for eight
-ranks. The tables show the choice by size: `4 x 2` is four hosts of two ranks with links of 1 Gbit/s, `12 x 1` twelve
-hosts; the others are on one host, over TCP.
 
 """
 _SIZES: Final = {
@@ -53,11 +61,11 @@ _SIZES: Final = {
     "128 MiB": 1 << 27,
 }
 _WORLDS: Final = {
-    "2 ranks": (0, 0),
-    "3 ranks": (0,) * 3,
-    "4 ranks": (0,) * 4,
-    "6 ranks": (0,) * 6,
-    "8 ranks": (0,) * 8,
+    "2": (0, 0),
+    "3": (0,) * 3,
+    "4": (0,) * 4,
+    "6": (0,) * 6,
+    "8": (0,) * 8,
     "4 x 2": (0, 0, 1, 1, 2, 2, 3, 3),
     "4 x 8": tuple(rank // 8 for rank in range(32)),
     "12 x 1": tuple(range(12)),
@@ -65,17 +73,18 @@ _WORLDS: Final = {
 
 
 def choices(collective: str) -> list[str]:
-    """The table of chosen algorithms."""
+    """The table of chosen algorithms; worlds with the same choices share a row."""
     sizes = {"no bytes": 0} if collective == "barrier" else _SIZES
-    lines = [f"| | {' | '.join(sizes)} |", f"|---|{'---|' * len(sizes)}"]
+    worlds: dict[tuple[str, ...], list[str]] = {}
     for name, hosts in _WORLDS.items():
         selector = Selector(Model(), Rules(), "tcp")
         if len(set(hosts)) > 1:
             selector.use_link(LinkCost(1e-4, 8e-9))
         geometry = Geometry(0, len(hosts), hosts=hosts)
-        row = [selector.choose(Demand(collective, geometry, size, size)).algorithm.name for size in sizes.values()]
-        lines.append(f"| {name} | {' | '.join(row)} |")
-    return lines
+        row = (selector.choose(Demand(collective, geometry, size, size)).algorithm.name for size in sizes.values())
+        worlds.setdefault(tuple(row), []).append(name)
+    rows = [f"| {', '.join(names)} | {' | '.join(row)} |" for row, names in worlds.items()]
+    return [f"| ranks | {' | '.join(sizes)} |", f"|---|{'---|' * len(sizes)}", *rows]
 
 
 def section(found: Algorithm) -> list[str]:
@@ -91,7 +100,7 @@ def section(found: Algorithm) -> list[str]:
         f"### {found.name}",
         "",
         *[line for paragraph in paragraphs for line in (paragraph, "")],
-        f"Rounds {cost.rounds:g}, bytes {cost.sent + cost.read or cost.copied:.3g} N.{_properties(found)}",
+        f"Rounds {cost.rounds:g}, bytes {cost.sent + cost.read or cost.copied:.3g} N{_properties(found)}.",
         "",
         f"```text{picture}",
         "```",
@@ -100,16 +109,16 @@ def section(found: Algorithm) -> list[str]:
 
 
 def _properties(found: Algorithm) -> str:
-    """Properties that matter to a caller, as sentences."""
+    """Properties that matter to a caller."""
     notes = {
-        "It works in segments.": found.segmented,
-        "It combines in the fixed order of `reproducible=True`.": found.tree_order,
-        "It needs ranks on several hosts.": found.multihost,
-        "It needs ranks that share memory.": found.onesided,
-        "It needs arrays in windows (`comm.empty`).": bool(found.windows),
-        "It needs blocks of equal size.": found.uniform,
+        "segments": found.segmented,
+        "reproducible": found.tree_order,
+        "several hosts": found.multihost,
+        "shared memory": found.onesided,
+        "windows": bool(found.windows),
+        "equal blocks": found.uniform,
     }
-    return "".join(f" {note}" for note, holds in notes.items() if holds)
+    return "".join(f", *{note}*" for note, holds in notes.items() if holds)
 
 
 def page() -> str:

@@ -29,8 +29,7 @@ from collectives.schedule import Geometry, Step, circular_runs, copy, inp, out, 
 def allgather(g: Geometry) -> Iterator[Step]:
     """Double the run of blocks that each rank holds, from its own block upwards, in every round. Traffic (p - 1) N.
 
-    Blocks are received at their final offsets, so nothing is rotated at the end. A run that wraps around takes two
-    messages.
+    Blocks are received at their final offsets. A run that wraps around takes two messages.
     """
     yield copy(inp(g.rank), out(g.rank), "copy own block")
     for k in range(rounds(g.size)):

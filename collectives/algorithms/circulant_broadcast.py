@@ -123,9 +123,8 @@ def _steps(g: Geometry) -> int:
     segmented=True,
 )
 def broadcast(g: Geometry) -> Iterator[Step]:
-    """In every round a rank passes on one segment, to the rank one skip ahead: p halved again and again, in turn. Every
-    rank receives every segment once, from as many ranks as there are skips. No order of sends has fewer rounds for
-    segments on ports that send and receive one message at a time (Träff 2024).
+    """In every round a rank passes on one segment, to the rank one skip ahead: p halved again and again, in turn. No
+    order of sends has fewer rounds for segments on ports that send and receive one message at a time (Träff 2024).
 
     Traffic (p - 1) N. Time for s segments: (s - 1 + ceil(log2 p)) (alpha + beta N / s); the chain has s - 2 + p rounds.
     """

@@ -44,11 +44,9 @@ def _combine(g: Geometry, s: int) -> Iterator[Step]:
     stage_chunks=lambda size: 1,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
-    """Every rank combines all contributions itself. Copies N, combines (p - 1) N.
-
-    A rank that has staged segment s has read segment s - 1. All ranks wait for that signal before they stage segment
-    s + 1 in the slots of s - 1.
-    """
+    """Every rank combines all contributions itself. Copies N, combines (p - 1) N."""
+    # A rank that has staged segment s has read segment s - 1. All ranks wait for that signal before they stage
+    # segment s + 1 in the slots of s - 1.
     if g.size == 1:
         yield copy(inp(0, g.segments), out(0, g.segments), "copy")
         return
@@ -156,10 +154,8 @@ def scatter(g: Geometry) -> Iterator[Step]:
     stage_chunks=lambda size: 1,
 )
 def gather(g: Geometry) -> Iterator[Step]:
-    """Every rank copies its block to STAGE in segments; the root copies them from there.
-
-    The root's first signal means that it has entered the call, signal s + 2 that it has read segment s.
-    """
+    """Every rank copies its block to STAGE in segments; the root copies them from there."""
+    # The root's first signal means that it has entered the call, signal s + 2 that it has read segment s.
     block = g.rank * g.segments
     if g.rank == g.root:
         yield copy(inp(block, g.segments), out(block, g.segments), "copy own block")
@@ -245,7 +241,7 @@ def allgather(g: Geometry) -> Iterator[Step]:
 def alltoall(g: Geometry) -> Iterator[Step]:
     """Every rank stages its row and copies its column. Copies (2 p - 1) / p rows.
 
-    Blocks must be of equal size, because all ranks must agree on the size of a slot.
+    All ranks must agree on the size of a slot, so blocks are of equal size.
     """
     yield from _to_everybody(
         g,

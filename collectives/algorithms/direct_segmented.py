@@ -132,11 +132,9 @@ def reduce(g: Geometry) -> Iterator[Step]:
     stage_chunks=lambda size: size - 1,
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
-    """Every rank stages the blocks of the others and combines its own block.
-
-    A rank that has staged segment s has combined segment s - 1. All ranks wait for that signal before they stage
-    segment s + 1 in the slots of s - 1.
-    """
+    """Every rank stages the blocks of the others and combines its own block."""
+    # A rank that has staged segment s has combined segment s - 1. All ranks wait for that signal before they stage
+    # segment s + 1 in the slots of s - 1.
     if g.size == 1:
         yield copy(inp(0, g.segments), out(0, g.segments), "copy")
         return

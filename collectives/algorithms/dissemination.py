@@ -20,9 +20,7 @@ from collectives.schedule import Geometry, Step, dissemination, recv, rounds, se
     cost=lambda g: Cost(rounds(g.size), 0),
 )
 def barrier(g: Geometry) -> Iterator[Step]:
-    """Send an empty message 2**k ranks ahead in round k. After ceil(log2 p) rounds every rank has heard, directly or
-    indirectly, from all others. No bytes, p ceil(log2 p) messages.
-    """
+    """Send an empty message 2**k ranks ahead in round k. No bytes, p ceil(log2 p) messages."""
     for k, (ahead, behind) in enumerate(dissemination(g.rank, g.size)):
         label = f"dissemination {k + 1}/{rounds(g.size)}"
         yield recv(behind, None, label)

@@ -103,10 +103,9 @@ def _broadcast_cost(g: Geometry) -> Cost:
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
     """Each half of the data goes up a binary tree, combined on the way, and down again. The inner ranks of one tree are
-    leaves of the other, so that all ranks send and receive alike. Segments keep all links busy at the same time.
+    leaves of the other, so that all ranks send and receive alike.
 
-    Traffic 2 (p - 1) N (Sanders, Speck, Träff 2009). Time for s segments: (4 log2 p + 5 s) (alpha + beta N / 2 s);
-    with trees that never waited for each other 4 s.
+    Traffic 2 (p - 1) N (Sanders, Speck, Träff 2009). Time for s segments: (4 log2 p + 5 s) (alpha + beta N / 2 s).
     """
     if g.size == 1:
         yield copy(inp(0, 2 * g.segments), out(0, 2 * g.segments), "copy")
@@ -156,7 +155,7 @@ def allreduce(g: Geometry) -> Iterator[Step]:
 )
 def broadcast(g: Geometry) -> Iterator[Step]:
     """The root sends one half of the data to each root of two binary trees of the other ranks. The inner ranks of one
-    tree are leaves of the other, so that every rank sends no more than it receives. Segments keep all links busy.
+    tree are leaves of the other, so that every rank sends no more than it receives.
 
     Traffic (p - 1) N (Sanders, Speck, Träff 2009). Time for s segments: 2 (s + log2 p) (alpha + beta N / 2 s).
     """

@@ -116,7 +116,7 @@ def _allreduce_traffic(g: Geometry) -> Fraction:
 def allreduce(g: Geometry) -> Iterator[Step]:
     """Reduce-scatter by halving, allgather by doubling.
 
-    Traffic 2 r N + 2 (q - 1) N, where q is the power of two below p and r = p - q (Thakur et al. 2005).
+    Traffic 2 r N + 2 (q - 1) N (Thakur et al. 2005).
     """
     fold = Fold(g.size)
     members = fold.members(fold.group(g.rank))
@@ -154,7 +154,7 @@ def _reduce_traffic(g: Geometry) -> Fraction:
 def reduce_halving_gather(g: Geometry) -> Iterator[Step]:
     """Reduce-scatter by halving, then a binomial gather to the root.
 
-    Traffic r N + (q - 1) N + log2(q) / 2 N, where q is the power of two below p and r = p - q (Thakur et al. 2005).
+    Traffic r N + (q - 1) N + log2(q) / 2 N (Thakur et al. 2005).
     """
     fold = Fold(g.size)
     group, goal = fold.group(g.rank), fold.group(g.root)
@@ -200,9 +200,8 @@ def _reduce_scatter_traffic(g: Geometry) -> Fraction:
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
     """Reduce-scatter by halving, then one message that delivers each block to its rank.
 
-    Traffic r N + (q - 1) N + (p - s) / p N, where q is the power of two below p and r = p - q; s = 2**ceil(log2(q) / 2)
-    blocks need no delivery. (After Thakur et al. 2005, who pair at distance q / 2, ..., 1 and so need no delivery at
-    all, but combine in another order.)
+    Traffic r N + (q - 1) N + (p - s) / p N: s = 2**ceil(log2(q) / 2) blocks need no delivery. (Thakur et al. 2005 need
+    no delivery, but combine in another order.)
     """
     fold = Fold(g.size)
     group = fold.group(g.rank)

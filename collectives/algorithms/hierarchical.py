@@ -154,7 +154,7 @@ def allreduce(g: Geometry) -> Iterator[Step]:
     """Reduce in teams; reduce-scatter among the leaders of a host; ring allreduce across hosts in segments, every lane
     with its part; allgather among the leaders; broadcast in teams.
 
-    Traffic 2 (p - 1) N, of which 2 (h - 1) N crosses between the h hosts.
+    Traffic 2 (p - 1) N, 2 (h - 1) N of it between hosts.
     """
     yield from _allreduce(g, pipelined=False)
 
@@ -192,11 +192,11 @@ def _pipelined_cost(g: Geometry) -> Cost:
 )
 def allreduce_pipelined(g: Geometry) -> Iterator[Step]:
     """The steps of hierarchical in another order. The leaders of a host reduce-scatter a piece just before the ring
-    across hosts sends or combines it, and allgather it as soon as it is complete. Meanwhile other pieces are on the
-    way between hosts: the links wait for the first piece and for the last, where they wait for all.
+    across hosts sends or combines it, and allgather it as soon as it is complete. Meanwhile other pieces are on the way
+    between hosts.
 
-    Traffic 2 (p - 1) N, of which 2 (h - 1) N crosses between the h hosts. The bytes are those of the cost
-    model: inside the host the first piece and the last count, since the others go beside those between hosts.
+    Traffic 2 (p - 1) N, 2 (h - 1) N of it between hosts. Of the pieces inside a host, the bytes count the first and the
+    last: the others go beside those between hosts.
     """
     yield from _allreduce(g, pipelined=True)
 
@@ -346,12 +346,11 @@ def _reduce_scatter_cost(g: Geometry) -> Cost:
     multihost=True,
 )
 def reduce_scatter(g: Geometry) -> Iterator[Step]:
-    """Inside a host a ring leaves every rank with its lane's part of the data. Each lane is a ring across hosts, in
-    segments; all lanes share the hosts' links. Teams of several ranks combine first, and get their blocks last.
+    """Inside a host a ring leaves every rank with its lane's part of the data. Each lane is a ring across hosts. Teams
+    of several ranks combine first, and get their blocks last.
 
-    The mirror image of the hierarchical allgather (Träff and Hunold 2020). Traffic (p - 1) N, (h - 1) N of it between
-    hosts, and 1 / p N more for every rank that does not lead a team. Time with h hosts of l ranks: 2 (l - 1) local
-    messages with (l - 1) / l N, then h - 1 with N / h of a host's ranks together.
+    The mirror image of the hierarchical allgather (Träff and Hunold 2020), with the same traffic. Time with h hosts of
+    l ranks: 2 (l - 1) local messages with (l - 1) / l N, then h - 1 with N / h of a host's ranks together.
     """
     world = lanes(g.hosts, g.size)
     host, lane = world.find(g.rank)

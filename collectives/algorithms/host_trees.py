@@ -115,8 +115,8 @@ def _part(memory: list[tuple[Run, Ref]], run: Run) -> Ref:
 @algorithm("gather", "hierarchical", traffic=_blocks_moved, cost=_cost, multihost=True)
 def gather(g: Geometry) -> Iterator[Step]:
     """Binomial gathers inside the hosts, then one across their leaders; the root leads its host. Every rank sends the
-    blocks of its subtree to its parent, each run of successive ranks as one message. So ceil(log2 h) messages between
-    the h hosts follow each other, whatever order ranks are in (Karonis et al. 2000).
+    blocks of its subtree to its parent, each run of successive ranks as one message. ceil(log2 h) messages between
+    hosts follow each other, in any order of ranks (Karonis et al. 2000).
 
     Traffic: each block makes as many hops as its rank is deep. Time with hosts of l ranks: ceil(log2 l) local messages
     with (l - 1) / p N, and ceil(log2 h) with (p - l) / p N.

@@ -71,8 +71,8 @@ def broadcast_chain(g: Geometry) -> Iterator[Step]:
     segmented=True,
 )
 def broadcast_binary_tree(g: Geometry) -> Iterator[Step]:
-    """Forward segments down a binary tree: logarithmic depth, but inner ranks send everything twice. A compromise
-    between the binomial tree and the chain. Traffic (p - 1) N."""
+    """Forward segments down a binary tree: logarithmic depth, but inner ranks send everything twice. Traffic (p - 1)
+    N."""
     position = (g.rank - g.root) % g.size
     parent = (g.root + (position - 1) // 2) % g.size if position else None
     children = [(g.root + c) % g.size for c in (2 * position + 1, 2 * position + 2) if c < g.size]

@@ -41,7 +41,7 @@ def _folding(g: Geometry) -> int:
 def allreduce(g: Geometry) -> Iterator[Step]:
     """Partners exchange partial results, and both combine them with the lower rank's as the left operand.
 
-    Traffic r 2 N + q log2(q) N, where q is the power of two below p and r = p - q (Thakur et al. 2005).
+    Traffic 2 r N + q log2(q) N (Thakur et al. 2005).
     """
     fold = Fold(g.size)
     group = fold.group(g.rank)

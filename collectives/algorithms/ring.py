@@ -113,7 +113,7 @@ def blocks_in_segments(g: Geometry) -> list[list[Run]]:
     symmetry=around_the_ring,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
-    """Reduce-scatter, then allgather, both around the ring, in segments so that combining overlaps with messages.
+    """Reduce-scatter, then allgather around the ring; combining overlaps with messages.
 
     Traffic 2 (p - 1) N, that is 2 (p - 1) / p N per rank (Patarasuk and Yuan 2009).
     """

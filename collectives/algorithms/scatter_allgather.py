@@ -40,7 +40,7 @@ def _traffic(g: Geometry) -> Fraction:
     cost=lambda g: Cost(rounds(g.size) + g.size - 1, 2 * share(g)),
 )
 def broadcast(g: Geometry) -> Iterator[Step]:
-    """Binomial scatter, then ring allgather. Traffic (p - 1) N: every rank but the root receives every byte once."""
+    """Binomial scatter, then ring allgather. Traffic (p - 1) N."""
     position = (g.rank - g.root) % g.size
     width = binomial_width(position, g.size)
     hold = out if position else inp

@@ -126,8 +126,8 @@ def reduce_binomial(g: Geometry) -> Iterator[Step]:
     tree_order=True,
 )
 def allreduce(g: Geometry) -> Iterator[Step]:
-    """Binomial reduce to rank 0, then binomial broadcast: twice the rounds of recursive doubling, but the fewest
-    messages of all, 2 (p - 1). Traffic 2 (p - 1) N."""
+    """Binomial reduce to rank 0, then binomial broadcast: the fewest messages of all, 2 (p - 1). Traffic 2 (p - 1)
+    N."""
     if g.size == 1:
         yield copy(inp(0), out(0), "copy")
     team = range(g.size)
