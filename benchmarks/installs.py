@@ -24,6 +24,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "platforms.md"
 BEGIN: Final = "<!-- installs: made by python -m benchmarks.installs --write -->"
 END: Final = "<!-- end of installs -->"
+BETWEEN: Final = "; "
+"""It separates platforms that share a row."""
 
 PLATFORMS: Final = {
     "Linux, x86-64": ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2014_x86_64"),
@@ -76,9 +78,13 @@ def cell(platform: str, python: str) -> str:
 
 
 def table(found: Sequence[Sequence[str]]) -> str:
-    """The part of the page between the markers."""
+    """The part of the page between the markers; platforms with the same cells share a row."""
     head = ["platform", *(f"Python {python}" for python in PYTHONS)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *found))
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for platform, *cells in found:
+        rows.setdefault(tuple(cells), []).append(platform)
+    shared = ([BETWEEN.join(platforms), *cells] for cells, platforms in rows.items())
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *shared))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
