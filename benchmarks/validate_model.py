@@ -49,7 +49,7 @@ BURST: Final = "16kb"
 CONGESTION: Final = "reno"
 """TCP's congestion control on the hosts. It and cubic, the default of Linux, send at the link's rate at once. BBR, the
 default of some machines, paces each connection by its own estimate: one that is used in turns is slower than its link
-(docs/simulate.md has figures)."""
+(docs/evidence.md has figures)."""
 SMALL: Final = 8
 LARGE: Final = 1 << 22
 NEAR_LARGE: Final = 1 << 20

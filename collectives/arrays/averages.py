@@ -1,4 +1,4 @@
-"""Averages that stay in the range of their inputs: the mean of equal numbers is that number, in every dtype.
+"""Averages that stay in the range of their dtype. Those of integers are exact; those of floats have the error of a sum.
 
     dtype                        what the ranks add up                                     the mean
     float32, float64, complex    the numbers times `share`, a power of two: no sum         the sum by `rest`

@@ -28,7 +28,7 @@ class Model:
     several: the link is idle while a message is combined and its peer wakes up (measured on 4 hosts of one rank at 200
     Mbit/s, 4 to 16 MiB: 1.09 to 1.4). `turning` is the same where successive messages go to different ranks (there,
     halving and doubling beside the ring, 64 KiB to 1 MiB: 1.1 to 1.4 times as long). Both were measured under BBR; see
-    docs/simulate.md for reno. `overhead` is the time for which a message across hosts keeps its sender and receiver
+    docs/evidence.md for reno. `overhead` is the time for which a message across hosts keeps its sender and receiver
     busy, beside its bytes. gamma, copy, read and signal are those of two ranks on two cores of an AMD Zen 4.
     """
 
