@@ -408,7 +408,7 @@ def test_importing_it_imports_no_framework() -> None:
     assert output("-c", code) == "[]\n"
 
 
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("index", range(4))
 def test_the_page(pool: Callable[[int], Pool], tmp_path: Path, index: int) -> None:
     """The first program as a user starts it, the others in ranks that have scikit-learn already."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
