@@ -99,12 +99,20 @@ def counts(outcomes: Outcomes) -> str:
 
 
 def table(found: Mapping[str, Mapping[str, Outcomes]], worlds: Sequence[str]) -> str:
-    """The table of a page: a row for each file."""
+    """The table of a page: a row for each file with skipped or failed tests, and one for all others together."""
+    others = [name for name in found if all(found[name].get(world) and _passed(found[name][world]) for world in worlds)]
     lines = [f"| file | {' | '.join(worlds)} |", "|---" * (len(worlds) + 1) + "|"]
-    for name in sorted(found):
+    for name in sorted(found.keys() - others):
         cells = " | ".join(counts(found[name][world]) if world in found[name] else "-" for world in worlds)
         lines.append(f"| {name.removeprefix('test_')} | {cells} |")
+    if others:
+        sums = " | ".join(f"{sum(len(found[name][world]) for name in others)}/0/0" for world in worlds)
+        lines.append(f"| the other {len(others)} files | {sums} |")
     return "\n".join(lines)
+
+
+def _passed(outcomes: Outcomes) -> bool:
+    return all(outcome == "passed" for outcome, _ in outcomes.values())
 
 
 def main(words: Sequence[str]) -> int:
