@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -133,8 +133,10 @@ def _ms(seconds: list[float]) -> tuple[str, str]:
 
 def _lay_out(rows: list[list[str]]) -> str:
     """Columns under two lines of heads; words to the left, figures to the right."""
-    lines = [*zip(*_HEADS, strict=True), *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADS))]
+    left_out = zeros(rows, range(3, 3 + len(_COUNTED)))
+    shown = [column for column in range(len(_HEADS)) if column not in left_out]
+    lines = [[line[column] for column in shown] for line in (*zip(*_HEADS, strict=True), *rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
 
     def line(cells: Iterable[str]) -> str:
         parts = [
@@ -145,7 +147,19 @@ def _lay_out(rows: list[list[str]]) -> str:
 
     texts = [line(cells) for cells in lines]
     rule = "-" * max(map(len, texts))
-    return "\n".join([*texts[:2], rule, *texts[2:-1], rule, texts[-1]])
+    note = said_of_zeros(_HEADS[column][1] for column in left_out)
+    return "\n".join([*texts[:2], rule, *texts[2:-1], rule, texts[-1]]) + note
+
+
+def zeros(rows: Sequence[Sequence[str]], columns: Iterable[int]) -> list[int]:
+    """Those of the columns that have 0 in every row. A table leaves them out."""
+    return [column for column in columns if all(row[column] == "0" for row in rows)]
+
+
+def said_of_zeros(heads: Iterable[str]) -> str:
+    """The line under a table that names the columns left out; nothing if there are none."""
+    names = ", ".join(heads)
+    return f"\n\n0 in every row: {names}" if names else ""
 
 
 def machine() -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.table import machine, write
+from tests.chaos.table import machine, said_of_zeros, write, zeros
 from tests.netns.cases import CASES, Case
 from tests.netns.crew import RankFailed
 from tests.netns.network import obstacle
@@ -52,14 +52,19 @@ def _times(seconds: Sequence[float]) -> tuple[str, str]:
 
 def table(rows: Iterable[Row]) -> str:
     """The rows as a table in Markdown, with medians and worst times in seconds."""
-    lines = [list(_HEADS), ["---", "---", *["--:"] * (len(_HEADS) - 2)], *[row.cells() for row in rows]]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADS))]
+    cells = [row.cells() for row in rows]
+    left_out = zeros(cells, range(3, 7))
+    shown = [column for column in range(len(_HEADS)) if column not in left_out]
+    marks = ["---", "---", *["--:"] * (len(_HEADS) - 2)]
+    lines = [[line[column] for column in shown] for line in (_HEADS, marks, *cells)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines[1] = [mark[0] * (width - 1) + mark[-1] for mark, width in zip(lines[1], widths, strict=True)]
-    pad = [str.ljust] * 2 + [str.rjust] * (len(_HEADS) - 2)
-    return "\n".join(
+    pad = [str.ljust] * 2 + [str.rjust] * (len(shown) - 2)
+    texts = [
         f"| {' | '.join(fit(cell, width) for fit, cell, width in zip(pad, line, widths, strict=True))} |"
         for line in lines
-    )
+    ]
+    return "\n".join(texts) + said_of_zeros(_HEADS[column] for column in left_out)
 
 
 def attempt(row: Row, case: Case, site: Site) -> str | None:

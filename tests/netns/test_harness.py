@@ -135,7 +135,9 @@ def test_outcomes_of_cases_are_counted(pair: Site) -> None:
     row, case = Row("cut off", "tcp"), Case("cut", "cut off", run)
     assert [attempt(row, case, pair) for _ in range(4)] == [None, "late", "nobody", "a thread"]
     assert row.failed == 3
-    assert re.split(r" *\| *", table([row]).splitlines()[-1])[1:-1] == [
-        *("cut off", "tcp", "4", "1", "0", "1", "1"),
+    text = table([row]).splitlines()
+    assert re.split(r" *\| *", text[2])[1:-1] == [
+        *("cut off", "tcp", "4", "1", "1", "1"),
         *("2.00", "3.00", "0.50", "0.50"),
     ]
+    assert text[3:] == ["", "0 in every row: wrong"]
