@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collectives.observing.charges import Call, Charges, Waits
 from collectives.observing.comparing import ClockOffset, Comparison, DifferentWorlds
+from collectives.observing.culprits import Culprit, Kind, Link, judge
 from collectives.observing.failures import STOPPED, Difference, Explanation, Failure, Side, explain
 from collectives.observing.snapshot import CallKind, Chain, CurrentCall, HostState, RankState, Snapshot
 from collectives.observing.trace import trace_events
-from collectives.observing.verdicts import Culprit, Kind, Link, judge
 
 __all__ = [
     "STOPPED",

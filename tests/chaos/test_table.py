@@ -49,6 +49,7 @@ def test_it_goes_between_the_markers(tmp_path: Path) -> None:
     assert page.read_text() == "nothing"
 
 
+@pytest.mark.processes
 def test_the_machine_is_named() -> None:
     assert "Python" in machine()
 
