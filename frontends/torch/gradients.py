@@ -25,7 +25,7 @@ import torch
 
 from collectives import Communicator, MismatchError, RendezvousError
 from frontends.horovod import MISSING, SPARSE, divided
-from frontends.torch.parameters import Parameter
+from frontends.torch.parameters import Parameter, gradient_dtype
 from frontends.torch.tensors import as_array, plain_array
 
 GROUP_BYTES: Final = 24 << 20
@@ -164,9 +164,10 @@ class Slot:
 
     @property
     def fits(self) -> bool:
-        """False once the parameter has another dtype or shape, or is on a device."""
+        """False once the parameter or its gradients have another dtype or shape, or are on a device."""
         parameter = self._parameter
-        return bool(parameter.dtype is self._dtype and parameter.shape == self._shape and parameter.is_cpu)
+        same = parameter.dtype is self._dtype and gradient_dtype(parameter) is self._dtype
+        return bool(same and parameter.shape == self._shape and parameter.is_cpu)
 
     @property
     def holds_gradient(self) -> bool:
@@ -189,8 +190,13 @@ class Slot:
         if gradient.data_ptr() != self.address:
             view = self.view()
             view.copy_(gradient.detach())
-            if self.as_view and gradient is self._parameter.grad and not gradient.requires_grad:
+            if gradient is self._parameter.grad and self.can_replace(gradient):
                 self._parameter.grad = view
+
+    def can_replace(self, gradient: torch.Tensor) -> bool:
+        """True if the slot is to become the parameter's gradient instead of this one. Not if the program has changed
+        the dtype between two passes of a step."""
+        return self.as_view and not gradient.requires_grad and gradient.dtype is self._dtype
 
 
 class Group:
@@ -236,7 +242,7 @@ def take_together(group: Group) -> list[Gradient]:
             view = slot.view()
             views.append(view)
             sources.append(own)
-            if slot.as_view:
+            if slot.can_replace(own):
                 one.parameter.grad = view
     if views:
         torch._foreach_copy_(views, sources)
@@ -297,15 +303,16 @@ def own_groups(names: Mapping[Parameter, str], limit: int) -> list[Group]:
 
 
 def can_lie(parameter: Parameter) -> bool:
-    """True if gradients of the parameter can and should have a slot: dense, in host memory, in a format of contiguous
-    elements.
+    """True if gradients of the parameter can and should have a slot: dense, in host memory, of the parameter's dtype,
+    in a format of contiguous elements.
 
     A huge parameter has none, because its gradients may turn out to be sparse, and memory may not suffice for dense
     ones.
     """
     dense = parameter.layout is torch.strided and parameter.device.type == "cpu" and 0 < parameter.nbytes <= _HUGE
+    plain = dense and gradient_dtype(parameter) is parameter.dtype
     formats = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
-    return dense and any(parameter.is_contiguous(memory_format=one) for one in formats if parameter.ndim in _RANKS[one])
+    return plain and any(parameter.is_contiguous(memory_format=one) for one in formats if parameter.ndim in _RANKS[one])
 
 
 _RANKS: Final = {

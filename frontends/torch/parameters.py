@@ -20,6 +20,11 @@ _COMPARED: Final = 1024
 """Elements at the beginning of a parameter that are compared."""
 
 
+def gradient_dtype(parameter: Parameter) -> torch.dtype | None:
+    """Return the dtype of the parameter's gradients: its own, unless the program has set `grad_dtype`; None for any."""
+    return getattr(parameter, "grad_dtype", parameter.dtype)  # not in older versions of torch
+
+
 class Roster:
     """The parameters of an optimizer's groups, which may change between any two steps.
 
@@ -64,7 +69,7 @@ class Roster:
                 self.parameters.append(parameter)
                 self.names.append(name)
         self._in_doubt = len(self._by_place) > 1
-        forms = [f"{tuple(parameter.shape)} {parameter.dtype}" for parameter in self.parameters]
+        forms = [f"{tuple(parameter.shape)} {gradient_dtype(parameter)}" for parameter in self.parameters]
         self._members = Members(self.names, forms)
         return True
 

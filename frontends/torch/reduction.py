@@ -38,7 +38,7 @@ from frontends.torch.gradients import (
     own_groups,
     take_together,
 )
-from frontends.torch.parameters import Hooks, Parameter, Roster
+from frontends.torch.parameters import Hooks, Parameter, Roster, gradient_dtype
 from frontends.torch.passes import PassCounter
 from frontends.torch.tensors import LIBRARY
 
@@ -384,7 +384,7 @@ class GradientReduction:
     def _gradient(self, parameter: Parameter) -> torch.Tensor:
         """Return the gradient to reduce as a dense tensor: zeros if it is missing."""
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter, dtype=gradient_dtype(parameter))
         return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
 
     def _give_back(self, parameter: Parameter, reduced: torch.Tensor) -> None:
@@ -468,5 +468,6 @@ class GradientReduction:
 def _empty_sparse(parameter: Parameter) -> torch.Tensor:
     """Return a sparse gradient without elements."""
     rows = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
-    values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+    dtype = gradient_dtype(parameter) or parameter.dtype
+    values = torch.empty((0, *parameter.shape[1:]), dtype=dtype, device=parameter.device)
     return torch.sparse_coo_tensor(rows, values, parameter.shape, is_coalesced=True, check_invariants=True)

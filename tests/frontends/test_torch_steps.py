@@ -179,6 +179,49 @@ def test_parameters_may_change_their_dtype_and_shape(world: World, options: str,
     assert set(first[1]) == {1.0}
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_dtype_may_change_between_two_passes_of_a_step(world: World, options: str) -> None:
+    def steps(comm: Any) -> list[float]:
+        one, optimizer = made(op=hvd.Sum, backward_passes_per_step=2, **OPTIONS[options])
+        found = []
+        for step in range(5):
+            ((comm.rank + 1) * one.sum()).backward()
+            if step == 2:
+                early, one.grad, one.data = one.grad, None, one.data.bfloat16()
+                one.grad = early.bfloat16()
+            ((comm.rank + 1) * one.sum()).backward()
+            optimizer.synchronize()
+            found.append(one.grad[0].item())
+            assert one.grad.dtype == one.dtype
+            one.grad = None
+        return found
+
+    assert world.run(steps) == [[6.0] * 5] * SIZE
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+@pytest.mark.parametrize("kind", [torch.float32, None])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gradients_of_another_dtype_than_the_parameter(world: World, options: str, kind: Any) -> None:
+    def steps(comm: Any) -> list[float]:
+        one, other = (torch.nn.Parameter(torch.full((2,), 8.0, dtype=torch.bfloat16)) for _ in range(2))
+        one.grad_dtype = other.grad_dtype = kind
+        named = [("one", one), ("other", other)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one, other], lr=1.0), named, **OPTIONS[options])
+        found = []
+        for step in range(4):
+            if kind is not None and comm.rank == step % 2:
+                optimizer.zero_grad()  # a gradient that the rank does not have
+            else:
+                one.grad = torch.full((2,), 2 + 2**-9)  # too fine for bfloat16
+            optimizer.synchronize()
+            found.append(one.grad[0].item() * (1 if kind is None else 2))
+            assert one.grad.dtype is torch.float32
+        return found
+
+    assert world.run(steps) == [[2 + 2**-9] * 4] * SIZE
+
+
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_passes_that_change_between_backward_and_step_hold_from_the_next_step_on(world: World, op: Any) -> None:
     def steps(comm: Any) -> list[float]:
