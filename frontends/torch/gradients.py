@@ -136,8 +136,9 @@ class Memory:
                 )
             piece = self._array[:]  # lives as long as a tensor looks at it
             self._last = weakref.ref(piece)
-            tensor = torch.from_numpy(piece)
-            self._tensor = tensor if self._kind is None else tensor.view(self._kind)
+            with torch.inference_mode(False):  # later steps, outside of that mode, could not write to a tensor of it
+                tensor = torch.from_numpy(piece)
+                self._tensor = tensor if self._kind is None else tensor.view(self._kind)
         return self._tensor
 
     def start_over(self) -> None:

@@ -222,6 +222,21 @@ def test_gradients_of_another_dtype_than_the_parameter(world: World, options: st
     assert world.run(steps) == [[2 + 2**-9] * 4] * SIZE
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gradients_may_be_combined_in_inference_mode(world: World, options: str) -> None:
+    def steps(comm: Any) -> list[float]:
+        one, optimizer = made(op=hvd.Sum, **OPTIONS[options])
+        found = []
+        for step in range(6):
+            one.grad = torch.full((2,), comm.rank + 1.0)
+            with torch.inference_mode(step % 2 == 1):
+                optimizer.synchronize()
+            found.append(one.grad[0].item())
+        return found
+
+    assert world.run(steps) == [[3.0] * 6] * SIZE
+
+
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_passes_that_change_between_backward_and_step_hold_from_the_next_step_on(world: World, op: Any) -> None:
     def steps(comm: Any) -> list[float]:
