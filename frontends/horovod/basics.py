@@ -11,7 +11,7 @@ from typing import Any
 import collectives
 from collectives import ProcessSet, global_process_set, is_initialized
 from frontends.horovod.errors import as_horovod
-from frontends.horovod.names import communicator_of, full_name, reset_numbers, root_in
+from frontends.horovod.names import communicator_of, full_name, naming, reset_numbers, root_in
 
 __all__ = [
     "allgather_object",
@@ -131,9 +131,10 @@ def broadcast_object(
     Raises ValueError if `root_rank` is not in the process set, HorovodInternalError if a rank is lost.
     """
     comm, root = communicator_of(process_set), root_in(process_set, root_rank)
-    full = full_name(comm, "broadcast_object", name)
     with as_horovod():
-        found = comm.broadcast_object_async(obj, root, name=full).wait()
+        with naming(comm, "broadcast_object", name) as label:
+            work = comm.broadcast_object_async(obj, root, name=label)
+        found = work.wait()
     return obj if comm.rank == root else found
 
 
@@ -141,4 +142,6 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     """Return the objects of all ranks, in rank order. Raises HorovodInternalError if a rank is lost."""
     comm = communicator_of(process_set)
     with as_horovod():
-        return list(comm.allgather_object_async(obj, name=full_name(comm, "allgather_object", name)).wait())
+        with naming(comm, "allgather_object", name) as label:
+            work = comm.allgather_object_async(obj, name=label)
+        return list(work.wait())

@@ -12,11 +12,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives import OpName, ProcessSet
+from collectives import Communicator, OpName, ProcessSet
+from collectives.arrays import check_op
 from frontends.horovod.errors import as_horovod
 from frontends.horovod.feedback import ErrorFeedback
 from frontends.horovod.handles import Handle, Handles
-from frontends.horovod.names import communicator_of, full_name, root_in
+from frontends.horovod.names import communicator_of, naming, root_in
 from frontends.horovod.ops import check_linear, scale_options
 from frontends.horovod.splits import rows_for
 
@@ -60,20 +61,21 @@ class Library:
         """Begin to reduce a tensor."""
         comm = communicator_of(how.process_set)
         output, source, target = self._arrays(tensor, output)
-        label = full_name(comm, "allreduce", how.name)
-        return _begun(
-            lambda: comm.allreduce_async(source, how.op, out=target, name=label, **how.scales), lambda _: output
-        )
+
+        def begin(label: str) -> Any:
+            return comm.allreduce_async(source, how.op, out=target, name=label, **how.scales)
+
+        return _begun(comm, "allreduce", how.name, begin, lambda _: output)
 
     def grouped_allreduce(self, tensors: Sequence[Any], outputs: Sequence[Any] | None, how: Reduction) -> Handle:
         """Begin to reduce several tensors as one operation; its result is a list."""
         comm = communicator_of(how.process_set)
         results, sources, targets = self._lists(tensors, outputs)
-        label = full_name(comm, "grouped_allreduce", how.name)
-        return _begun(
-            lambda: comm.grouped_allreduce_async(sources, how.op, out=targets, name=label, **how.scales),
-            lambda _: results,
-        )
+
+        def begin(label: str) -> Any:
+            return comm.grouped_allreduce_async(sources, how.op, out=targets, name=label, **how.scales)
+
+        return _begun(comm, "grouped_allreduce", how.name, begin, lambda _: results)
 
     def compressed(
         self,
@@ -89,31 +91,41 @@ class Library:
         """
         comm = communicator_of(how.process_set)
         results, sources, targets = self._lists(tensors, outputs)
-        label = full_name(comm, "compressed", how.name)
-        return _begun(lambda: feedback.begin(comm, sources, targets, how.op, label, memory), lambda _: results)
+
+        def begin(label: str) -> Any:
+            return feedback.begin(comm, sources, targets, how.op, label, memory)
+
+        return _begun(comm, "compressed", how.name, begin, lambda _: results)
 
     def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Handle:
         """Begin to concatenate the tensors of all ranks along the first dimension, which may differ."""
         comm = communicator_of(process_set)
-        source, label = self.as_array(tensor, "tensor"), full_name(comm, "allgather", name)
-        return _begun(lambda: comm.allgather_async(source, name=label), lambda array: self.as_tensor(array, tensor))
+        source = self.as_array(tensor, "tensor")
+
+        def begin(label: str) -> Any:
+            return comm.allgather_async(source, name=label)
+
+        return _begun(comm, "allgather", name, begin, lambda array: self.as_tensor(array, tensor))
 
     def grouped_allgather(self, tensors: Sequence[Any], name: str | None, process_set: ProcessSet) -> Handle:
         """`allgather` of several tensors as one operation; its result is a list."""
         comm, given = communicator_of(process_set), list(tensors)
         sources = [self.as_array(tensor, f"tensors[{index}]") for index, tensor in enumerate(given)]
-        label = full_name(comm, "grouped_allgather", name)
-        return _begun(
-            lambda: comm.grouped_allgather_async(sources, name=label),
-            lambda arrays: list(map(self.as_tensor, arrays, given)),
-        )
+
+        def begin(label: str) -> Any:
+            return comm.grouped_allgather_async(sources, name=label)
+
+        return _begun(comm, "grouped_allgather", name, begin, lambda arrays: list(map(self.as_tensor, arrays, given)))
 
     def broadcast(self, tensor: Any, output: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Handle:
         """Begin to send the tensor of `root_rank`, a rank of the world, to all ranks of the set."""
         comm, root = communicator_of(process_set), root_in(process_set, root_rank)
         output, source, target = self._arrays(tensor, output)
-        label = full_name(comm, "broadcast", name)
-        return _begun(lambda: comm.broadcast_async(source, root, out=target, name=label), lambda _: output)
+
+        def begin(label: str) -> Any:
+            return comm.broadcast_async(source, root, out=target, name=label)
+
+        return _begun(comm, "broadcast", name, begin, lambda _: output)
 
     def alltoall(
         self,
@@ -130,32 +142,44 @@ class Library:
         """
         comm = communicator_of(process_set)
         rows = rows_for(tensor.shape, splits, comm.size)  # always given: ranks may have different numbers of rows
-        source, label = self.as_array(tensor, "tensor"), full_name(comm, "alltoall", name)
-        return _begun(
-            lambda: comm.alltoall_async(source, rows, return_splits=True, name=label),
-            lambda both: finish(self.as_tensor(both[0], tensor), np.asarray(both[1])),
-        )
+        source = self.as_array(tensor, "tensor")
+
+        def begin(label: str) -> Any:
+            return comm.alltoall_async(source, rows, return_splits=True, name=label)
+
+        def end(both: Any) -> Any:
+            return finish(self.as_tensor(both[0], tensor), np.asarray(both[1]))
+
+        return _begun(comm, "alltoall", name, begin, end)
 
     def reducescatter(self, tensor: Any, how: Reduction, argument: str = "tensor") -> Handle:
         """Begin to reduce a tensor and give each rank its rows of the result. Average and Sum only."""
         comm = communicator_of(how.process_set)
         source = self.as_array(tensor, argument)
         check_linear(how.op, "reducescatter")
-        label = full_name(comm, "reducescatter", how.name)
-        return _begun(
-            lambda: comm.reduce_scatter_async(source, how.op, name=label, **how.scales),
-            lambda array: self.as_tensor(array, tensor),
-        )
+
+        def begin(label: str) -> Any:
+            return comm.reduce_scatter_async(source, how.op, name=label, **how.scales)
+
+        return _begun(comm, "reducescatter", how.name, begin, lambda array: self.as_tensor(array, tensor))
 
     def grouped_reducescatter(self, tensors: Sequence[Any], how: Reduction) -> Handles:
         """`reducescatter` of several tensors; the result is a list."""
-        label = full_name(communicator_of(how.process_set), "grouped_reducescatter", how.name)
-        return Handles(
-            [
-                self.reducescatter(tensor, how._replace(name=f"{label}.{index}"), f"tensors[{index}]")
-                for index, tensor in enumerate(tensors)
-            ]
-        )
+        comm = communicator_of(how.process_set)
+        named = {f"tensors[{index}]": tensor for index, tensor in enumerate(tensors)}
+        check_linear(how.op, "reducescatter")
+        for argument, tensor in named.items():  # before any of them begins
+            source = self.as_array(tensor, argument)
+            check_op(how.op, source.dtype)
+            if not source.ndim:
+                raise ValueError(f"{argument}: has no axis to split; it must have at least one dimension")
+        with naming(comm, "grouped_reducescatter", how.name) as label:
+            return Handles(
+                [
+                    self.reducescatter(tensor, how._replace(name=f"{label}.{index}"), argument)
+                    for index, (argument, tensor) in enumerate(named.items())
+                ]
+            )
 
     def _arrays(self, tensor: Any, output: Any, name: str = "tensor") -> tuple[Any, Any, Any]:
         """Return the output, the array of the tensor, and that of the output; the same if the output is the tensor."""
@@ -171,9 +195,11 @@ class Library:
         return [one for one, _, _ in found], [source for _, source, _ in found], [target for _, _, target in found]
 
 
-def _begun(begin: Callable[[], Any], finish: Callable[[Any], Any]) -> Handle:
-    with as_horovod():
-        return Handle(begin(), finish)
+def _begun(
+    comm: Communicator, kind: str, name: str | None, begin: Callable[[str], Any], finish: Callable[[Any], Any]
+) -> Handle:
+    with as_horovod(), naming(comm, kind, name) as label:
+        return Handle(begin(label), finish)
 
 
 ARRAYS: Final = Library(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from collectives import Communicator, ProcessSet, rank
 
-__all__ = ["alone_in", "communicator_of", "full_name", "reset_numbers", "root_in"]
+__all__ = ["alone_in", "communicator_of", "full_name", "naming", "reset_numbers", "root_in"]
 
 
 class _CallCounters:
@@ -19,11 +21,18 @@ class _CallCounters:
         self._lock = threading.Lock()
         self._counts: WeakKeyDictionary[Communicator, Counter[str]] = WeakKeyDictionary()
 
-    def next_name(self, communicator: Communicator, kind: str) -> str:
+    def take(self, communicator: Communicator, kind: str) -> int:
         with self._lock:
             counts = self._counts.setdefault(communicator, Counter())
             counts[kind] += 1
-            return f"{kind}.noname.{counts[kind]}"
+            return counts[kind]
+
+    def give_back(self, communicator: Communicator, kind: str, number: int) -> None:
+        """Let the next operation have a number, unless another thread has taken one since."""
+        with self._lock:
+            counts = self._counts.setdefault(communicator, Counter())
+            if counts[kind] == number:
+                counts[kind] -= 1
 
     def reset(self, communicator: Communicator) -> None:
         with self._lock:
@@ -34,11 +43,30 @@ _counters: Final = _CallCounters()
 
 
 def full_name(communicator: Communicator, kind: str, name: str | None) -> str:
-    """Return the name by which ranks match a call, numbered if `name` is None.
+    """Return the name by which ranks match a call that cannot be refused, numbered if `name` is None.
 
     The kind is part of it, because in Horovod operations of two kinds may have the same name.
     """
-    return _counters.next_name(communicator, kind) if name is None else f"{kind}.{name}"
+    return f"{kind}.{name}" if name is not None else _numbered(kind, _counters.take(communicator, kind))
+
+
+@contextlib.contextmanager
+def naming(communicator: Communicator, kind: str, name: str | None) -> Iterator[str]:
+    """Context in which a call begins, with its `full_name`. If it is refused there, the next call gets its number: the
+    other ranks have not counted it."""
+    if name is not None:
+        yield f"{kind}.{name}"
+        return
+    number = _counters.take(communicator, kind)
+    try:
+        yield _numbered(kind, number)
+    except Exception:
+        _counters.give_back(communicator, kind, number)
+        raise
+
+
+def _numbered(kind: str, number: int) -> str:
+    return f"{kind}.noname.{number}"
 
 
 def reset_numbers(communicator: Communicator) -> None:

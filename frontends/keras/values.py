@@ -90,12 +90,12 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     """
     variables = list(variables)
     comm, root = communicator_of(process_set), root_in(process_set, root_rank)
+    arrays = [_array(variable) for variable in variables]
     label = full_name(comm, "broadcast_variables", None)
     with as_horovod():
         agree(comm, "variables", in_order(str(getattr(one, "path", one.name)) for one in variables))
     begun = [
-        ARRAYS.broadcast(_array(variable), None, root_rank, f"{label}.{index}", process_set)
-        for index, variable in enumerate(variables)
+        ARRAYS.broadcast(array, None, root_rank, f"{label}.{index}", process_set) for index, array in enumerate(arrays)
     ]
     for variable, handle in zip(variables, begun, strict=True):
         value = handle.synchronize()

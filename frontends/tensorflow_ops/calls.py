@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from collectives import Work, world
+from collectives import Communicator, Work, world
+from collectives.arrays import check_op
 from frontends import horovod
-from frontends.horovod import begin_agreement, begin_digests, explain, full_name, reset_numbers, rows_for
+from frontends.horovod import begin_agreement, begin_digests, explain, full_name, naming, reset_numbers, rows_for
 from frontends.tensorflow_ops.kernel import Begin, Execution, register
 
 UNKNOWN_SET: Final = -3
@@ -87,23 +88,31 @@ def _from_pairs(call: Call, execution: Execution) -> Begun:
     comm, pairs = call.communicator, execution.pairs(call.shapes)
     kind = "grouped_allreduce" if call.kind == "allreduce" and len(pairs) > 1 else call.kind
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-    return call.begin(full_name(comm, kind, call.name), sources, targets), _nothing
+    return _named(comm, kind, call, sources, targets), _nothing
+
+
+def _named(
+    comm: Communicator, kind: str, call: Call, sources: Sequence[Any], targets: Sequence[Any]
+) -> Iterator[Work[Any]]:
+    with naming(comm, kind, call.name) as label:
+        yield from call.begin(label, sources, targets)
 
 
 def _allgather(call: Call, execution: Execution) -> Begun:
     comm = call.communicator
-    arrays, name = execution.inputs(), full_name(comm, "allgather", call.name)
+    arrays = execution.inputs()
 
     def finish(results: list[Any]) -> None:
         for index, array in enumerate(results[0]):
             np.copyto(execution.output(index, array.shape, array.dtype), array)
 
-    return [comm.grouped_allgather_async(arrays, name=name)], finish
+    with naming(comm, "allgather", call.name) as label:
+        return [comm.grouped_allgather_async(arrays, name=label)], finish
 
 
 def _alltoall(call: Call, execution: Execution) -> Begun:
     comm = call.communicator
-    given, name = execution.inputs(), full_name(comm, "alltoall", call.name)
+    given = execution.inputs()
     array = given[0]
     splits = rows_for(array.shape, given[1].tolist() if len(given) > 1 else None, comm.size)
 
@@ -112,18 +121,20 @@ def _alltoall(call: Call, execution: Execution) -> Begun:
         np.copyto(execution.output(0, came.shape, came.dtype), came)
         np.copyto(execution.output(1, received.shape, np.dtype(np.int32)), received, casting="same_kind")
 
-    return [comm.alltoall_async(array, splits, return_splits=True, name=name)], finish
+    with naming(comm, "alltoall", call.name) as label:
+        return [comm.alltoall_async(array, splits, return_splits=True, name=label)], finish
 
 
 def _reducescatter(call: Call, execution: Execution) -> Begun:
     comm = call.communicator
     sources, targets = execution.inputs(), []
     for index, array in enumerate(sources):
+        check_op(call.op, array.dtype)  # before any of them begins
         if not array.ndim:
             raise ValueError("reducescatter: a tensor must have a first dimension")
         rows, more = divmod(array.shape[0], comm.size)
         targets.append(execution.output(index, (rows + (comm.rank < more), *array.shape[1:]), array.dtype))
-    return call.begin(full_name(comm, call.kind, call.name), sources, targets), _nothing
+    return _named(comm, call.kind, call, sources, targets), _nothing
 
 
 def _barrier(call: Call, _: Execution) -> Begun:

@@ -454,12 +454,12 @@ class ProcessGroup(Described):
         if position or opts.asyncOp:
             begin = getattr(self.communicator, f"{collective}_async")
             return self._begin(begin, results, finish, calls, position, options=options)
-        self._begun += 1
         method = getattr(self.communicator, collective)
         try:
             values = [method(*args, **kwargs, **options) for args, kwargs in calls]
         except RondeError as error:
             raise for_torch(error, options.get("timeout", self._seconds)) from error
+        self._begun += 1  # not if the call is refused: the other ranks do not count it
         if finish is not None:
             finish(values)
             self._group_callbacks.keeper.keep(streams.mark(streams.devices_of(results)), values)
@@ -480,13 +480,13 @@ class ProcessGroup(Described):
         if position:
             name = f"after {'.'.join(map(str, position))}"
             calls = [(args, {**kwargs, "name": f"{name} #{index}"}) for index, (args, kwargs) in enumerate(calls)]
-        else:
-            self._begun += 1
-            position = (self._begun,)
         try:
             works = [begin(*args, **kwargs, **options) for args, kwargs in calls]
         except RondeError as error:
             raise for_torch(error, seconds) from error
+        if not position:
+            self._begun += 1  # not if the call is refused: the other ranks do not count it
+            position = (self._begun,)
         work = Work(works, results, finish, self._group_callbacks, position, seconds, source)
         if sum(tensor.numel() for tensor in results) == 1:
             # DistributedDataParallel.join counts the ranks in the forward pass, drops the work, and asks its C++ part

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, Handle, Handles, Reduction, check_linear, choose_op, communicator_of, full_name
+from frontends.horovod import Average, Handle, Handles, Reduction, check_linear, choose_op, communicator_of, naming
 from frontends.torch.tensors import LIBRARY, MOVING, form_of
 
 __all__ = [
@@ -138,9 +138,9 @@ def sparse_allreduce_async(
     check_linear(op, "allreduce of a sparse tensor")
     comm = communicator_of(process_set)
     coalesced = tensor.coalesce()
-    label = full_name(comm, "sparse_allreduce", name)
     parts = [form_of(coalesced), coalesced.indices().t().contiguous(), coalesced.values()]
-    gathered = grouped_allgather_async(parts, label, process_set)
+    with naming(comm, "sparse_allreduce", name) as label:
+        gathered = grouped_allgather_async(parts, label, process_set)
 
     def finish() -> torch.Tensor:
         _, where, what = gathered.synchronize()

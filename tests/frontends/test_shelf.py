@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,13 @@ from frontends.horovod import (
     Reduction,
     Sum,
     UnsupportedOpError,
+    allgather_object,
+    broadcast_object,
     check_passes,
     predivided,
 )
 from frontends.needs import needs
+from tests.worlds import world_of
 
 WORLD = ronde.global_process_set
 
@@ -86,6 +91,63 @@ def arguments() -> None:
 
 def test_errors_name_the_argument() -> None:
     ronde.run(arguments, np=1, transport="local")
+
+
+ONE, LOCKED = np.ones(2), threading.Lock()
+REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "allreduce": (
+        lambda: ARRAYS.allreduce(np.ones(2, complex), None, how(Max)),
+        lambda: ARRAYS.allreduce(ONE, None, how(Max)),
+    ),
+    "grouped_allreduce": (
+        lambda: ARRAYS.grouped_allreduce([ONE, np.ones(2, bool)], None, how(Sum)),
+        lambda: ARRAYS.grouped_allreduce([ONE], None, how(Sum)),
+    ),
+    "allgather": (
+        lambda: ARRAYS.allgather(np.array([LOCKED]), None, WORLD),
+        lambda: ARRAYS.allgather(ONE, None, WORLD),
+    ),
+    "grouped_allgather": (
+        lambda: ARRAYS.grouped_allgather([ONE, np.array([LOCKED])], None, WORLD),
+        lambda: ARRAYS.grouped_allgather([ONE], None, WORLD),
+    ),
+    "broadcast": (
+        lambda: ARRAYS.broadcast(np.array([LOCKED]), None, 0, None, WORLD),
+        lambda: ARRAYS.broadcast(ONE, None, 0, None, WORLD),
+    ),
+    "alltoall": (
+        lambda: ARRAYS.alltoall(np.array([LOCKED] * 2), None, None, WORLD, lambda came, rows: came),
+        lambda: ARRAYS.alltoall(ONE, None, None, WORLD, lambda came, rows: came),
+    ),
+    "reducescatter": (
+        lambda: ARRAYS.reducescatter(np.ones(2, bool), how(Sum)),
+        lambda: ARRAYS.reducescatter(ONE, how(Sum)),
+    ),
+    "grouped_reducescatter": (
+        lambda: ARRAYS.grouped_reducescatter([ONE, np.float64(1)], how(Sum)),
+        lambda: ARRAYS.grouped_reducescatter([ONE, ONE], how(Sum)),
+    ),
+    "allgather_object": (lambda: allgather_object(LOCKED), lambda: allgather_object(1)),
+    "broadcast_object": (lambda: broadcast_object(LOCKED), lambda: broadcast_object(1)),
+}
+"""Calls without a name that are refused, and others of their kind."""
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_call_that_is_refused_on_one_rank_is_not_counted(kind: str) -> None:
+    refused, good = REFUSED[kind]
+
+    def calls(comm: Any) -> None:
+        if comm.rank == 0:
+            with pytest.raises((TypeError, ValueError)):
+                refused()
+        for _ in range(2):
+            begun = good()
+            if hasattr(begun, "synchronize"):
+                begun.synchronize()
+
+    with world_of("local", 2, timeout=10.0) as world:
+        world.run(calls)
 
 
 def calls(texts: list[str]) -> list[Any]:

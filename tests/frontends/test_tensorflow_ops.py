@@ -247,6 +247,20 @@ def mistakes(rank: int, size: int) -> None:
             assert "make them dense" in raised(NotImplementedError, lambda f=function, op=op: f(slices, op=op))
     for kind in (hvd.HorovodInternalError, ValueError):
         assert "Average and Sum only" in raised(kind, lambda: hvd.reducescatter(tf.zeros([size]), op=hvd.Adasum))
+    if rank == 0:  # the others do not count calls that are refused
+        raised(TypeError, lambda: hvd.allreduce(tf.constant([True]), op=hvd.Sum))
+        raised(TypeError, lambda: hvd.grouped_allreduce([tf.ones(1), tf.constant([True])], op=hvd.Sum))
+        raised(TypeError, hvd.allgather, tf.constant(["text"]))
+        raised(TypeError, hvd.broadcast, tf.constant(["text"]), 0)
+        raised(ValueError, hvd.alltoall, tf.zeros([size + 1]))
+        raised(TypeError, hvd.grouped_reducescatter, [tf.ones(size), tf.constant([True] * size)])
+    for _ in range(2):
+        hvd.allreduce(tf.ones(1))
+        hvd.grouped_allreduce([tf.ones(1), tf.ones(1)])
+        hvd.allgather(tf.ones(1))
+        hvd.broadcast(tf.ones(1), 0)
+        hvd.alltoall(tf.ones(size))
+        hvd.grouped_reducescatter([tf.ones(size), tf.ones(size)])
     assert "eager" in raised(RuntimeError, hvd.broadcast_global_variables, 0)
     same(hvd.allreduce(tf.ones(2), op=hvd.Sum), np.full(2, size, np.float32))  # and all goes on
 

@@ -156,8 +156,19 @@ def wrong_calls(path: str) -> None:
         opts.rootTensor = 2
         with pytest.raises(ValueError, match=r"rootTensor=2: must be the number of one of the 2 tensors"):
             world.broadcast([x, x.clone()], opts)
+        for asynchronous in (False, True):
+            if rank == 0:  # the others do not count it: operations in callbacks are matched by the count
+                with pytest.raises(TypeError, match="op='band'"):
+                    dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND, async_op=asynchronous)
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            assert work.get_future().then(lambda future: again(future.value()[0])).wait().item() == size * size
         world.allreduce(x).wait()
         assert x[0] == size
+
+
+def again(x: Any) -> Any:
+    dist.all_reduce(x)
+    return x
 
 
 def test_wrong_calls_are_refused_before_anything_is_sent(pool: Pools, meeting: str) -> None:
