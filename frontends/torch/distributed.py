@@ -210,12 +210,11 @@ class ProcessGroup(Described):
     @collective("all_gather", AllgatherOptions, "timeout", tensors=2, listed=False)
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
         """Gather the tensors of all ranks into `output`, one after the other."""
-        target = flat(output, "output", moved=True)
         check_shares(output, input, self.size(), "output")
-        expected = [input.numel()] * self.size()
-        return self._run(
-            "allgather", opts, [output], None, as_array(input, moved=True).reshape(-1), out=target, expected=expected
-        )
+        given = as_array(input, moved=True).reshape(-1)
+        target, finish = contiguous(output)
+        options = {"out": flat(target, "output", moved=True), "expected": [input.numel()] * self.size()}
+        return self._run("allgather", opts, [output], finish, given, **options)
 
     @collective("all_gather", AllgatherOptions, tensors=2)
     def all_gather_single_coalesced(
@@ -246,8 +245,10 @@ class ProcessGroup(Described):
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work:
         """Reduce `input`, and give rank i the i-th share."""
         check_shares(input, output, self.size(), "input")
-        target, given = flat(output, "output"), as_array(input).reshape(-1)
-        return self._run("reduce_scatter", opts, [output], None, given, out=target, **combining(opts, [input]))
+        given = as_array(input).reshape(-1)
+        target, finish = contiguous(output)
+        options = {"out": flat(target, "output"), **combining(opts, [input])}
+        return self._run("reduce_scatter", opts, [output], finish, given, **options)
 
     @collective("reduce_scatter", dist.ReduceScatterOptions, tensors=2)
     def reduce_scatter_single_coalesced(
@@ -256,11 +257,14 @@ class ProcessGroup(Described):
         """Several reduce_scatter_single."""
         for output, given in zip(outputs, inputs, strict=True):
             check_shares(given, output, self.size(), "inputs")
+        targets = [contiguous(output) for output in outputs]
         calls = [
-            ((as_array(given).reshape(-1),), {"out": flat(output, "outputs"), **combining(opts, [given])})
-            for output, given in zip(outputs, inputs, strict=True)
+            ((as_array(given).reshape(-1),), {"out": flat(target, "outputs"), **combining(opts, [given])})
+            for (target, _), given in zip(targets, inputs, strict=True)
         ]
-        return self._run_all("reduce_scatter", opts, list(outputs), None, calls)
+        copies = [copy for _, copy in targets if copy is not None]
+        finish = (lambda values: [copy(values) for copy in copies]) if copies else None
+        return self._run_all("reduce_scatter", opts, list(outputs), finish, calls)
 
     @collective("all_to_all", dist.AllToAllOptions, "timeout", tensors=2)
     def alltoall(

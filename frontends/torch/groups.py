@@ -142,8 +142,6 @@ def _copy(source: torch.Tensor, targets: Sequence[torch.Tensor], _: list[Any]) -
 
 def flat(tensor: torch.Tensor, name: str, *, moved: bool = False) -> Any:
     """Return the elements of a contiguous tensor as a writable array of one dimension; `moved` as for `as_array`."""
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name}: must be contiguous")
     return writable_array(tensor, name, moved=moved).reshape(-1)
 
 

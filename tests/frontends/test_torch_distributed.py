@@ -98,11 +98,23 @@ def collectives_of(dtype: torch.dtype, rank: int, size: int) -> None:
     whole = full(99, size, 3)
     all_gather_single(whole, full(rank, 3))
     same(whole, torch.arange(size).to(dtype)[:, None].expand(size, 3))
+    apart = full(99, 3, size).t()  # not contiguous
+    all_gather_single(apart, full(rank, 1, 3))
+    same(apart, whole)
     output = full(99, 2)
     dist.reduce_scatter(output, [full(peer + 1, 2) for peer in range(size)])
     same(output, full((rank + 1) * size, 2))
     reduce_scatter_single(output, torch.arange(2 * size).to(dtype))
     same(output, torch.arange(2 * rank, 2 * rank + 2).to(dtype) * size)
+    parts = torch.arange(6 * size).to(dtype).reshape(2 * size, 3)
+    aparts = [full(99, 3, 2).t() for _ in range(3)]  # not contiguous
+    reduce_scatter_single(aparts[0], parts)
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for apart in aparts[1:]:
+            reduce_scatter_single(apart, parts)
+    manager.wait()
+    for apart in aparts:
+        same(apart, parts[2 * rank : 2 * rank + 2] * size)
     outputs = [full(99, peer + 1) for peer in range(size)]
     dist.all_to_all(outputs, [full(10 * rank + peer, rank + 1) for peer in range(size)])
     for peer, output in enumerate(outputs):
