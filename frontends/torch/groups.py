@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from frontends.torch.tensors import as_array, as_tensor, form_of, writable_array
+from frontends.torch.tensors import as_array, as_tensor, bits_of, form_of, writable_array
 
 _OPS: Final = {
     dist.ReduceOp.RedOpType.SUM: "sum",
@@ -250,7 +250,7 @@ def sparse(tensor: torch.Tensor, opts: Any) -> tuple[list[Any], Callable[[list[A
 
 def put(piece: torch.Tensor, output: torch.Tensor) -> None:
     """Copy a part of the result into its output tensor."""
-    target, piece = output.detach(), piece.view(output.shape)
+    target, piece = bits_of(output.detach()), bits_of(piece.view(output.shape))
     if output.is_inference():  # such a tensor can be written to in that mode only, and this may be another thread
         with torch.inference_mode():
             target.copy_(piece)

@@ -23,9 +23,14 @@ _NAMES: Final[dict[torch.dtype, str]] = {
 }
 """Types that NumPy has by ml_dtypes."""
 _KINDS: Final = {name: kind for kind, name in _NAMES.items()}
+_PACKED: Final = (
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
+    *("bits1x8", "bits2x4", "bits4x2", "bits8", "float4_e2m1fn_x2"),
+)
+"""Types whose elements are bits, or several numbers in a byte: their bytes are no numbers to add."""
 _MOVED: Final[dict[torch.dtype, torch.dtype]] = {
     getattr(torch, name): bits
-    for name, bits in (("complex32", torch.int32), ("float4_e2m1fn_x2", torch.uint8))
+    for name, bits in (("complex32", torch.int32), ("bits16", torch.int16), *((name, torch.uint8) for name in _PACKED))
     if hasattr(torch, name)
 }
 """Types of which NumPy has none, not even by ml_dtypes: they can be moved, but not combined."""
@@ -80,7 +85,7 @@ def _array(tensor: torch.Tensor, name: str, moved: bool) -> Any:
     if kind in _MOVED:
         if not moved:
             raise TypeError(f"{name}: has dtype {kind}, which can be moved between ranks, but not combined")
-        tensor = tensor.detach().view(_MOVED[kind])
+        tensor = bits_of(tensor.detach())
     if not tensor.is_cpu:
         if not tensor.is_cuda:
             raise TypeError(f"{name}: is on device {tensor.device}; must be on cpu or cuda")
@@ -93,6 +98,13 @@ def _array(tensor: torch.Tensor, name: str, moved: bool) -> Any:
 def _shared(tensor: torch.Tensor) -> Any:
     """A NumPy array that shares the memory of a dense CPU tensor."""
     return np.from_dlpack(_Memory(tensor)) if _SHARES else tensor.detach().numpy()
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view as integers of a tensor whose elements can be moved, but not combined: torch itself cannot copy all
+    of these. Another tensor is returned unchanged."""
+    kind = _MOVED.get(tensor.dtype)
+    return tensor if kind is None else tensor.view(kind)
 
 
 def as_tensor(array: Any) -> torch.Tensor:
