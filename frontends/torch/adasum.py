@@ -13,8 +13,10 @@ from frontends.horovod import DENSE, MISSING, Adasum, Compressor, Max, alone_in
 from frontends.torch import ops
 from frontends.torch.parameters import Hooks, Parameter, Roster
 from frontends.torch.passes import PassCounter
+from frontends.torch.works import eager
 
 
+@eager
 class StepReduction:
     """Steps on this rank's own gradients, and combines the changes of all ranks by Adasum.
 

@@ -41,6 +41,7 @@ from frontends.torch.gradients import (
 from frontends.torch.parameters import Hooks, Parameter, Roster, gradient_dtype
 from frontends.torch.passes import PassCounter
 from frontends.torch.tensors import LIBRARY
+from frontends.torch.works import eager
 
 _KNOWN: Final = 4
 """Bit beside the kinds of gradients: a rank has had a dense gradient in an earlier step."""
@@ -62,6 +63,7 @@ class _Pending:
         self.store(self.wait())
 
 
+@eager
 class GradientReduction:
     """Reduces the gradients of a distributed optimizer while the backward pass runs.
 

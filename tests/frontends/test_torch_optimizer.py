@@ -710,3 +710,20 @@ def test_a_parameter_of_one_rank_alone_is_named_on_every_rank(pool: Pools, op: s
         assert all("'two'" in text for text in ranks.run(in_world, other_parameters, op))
     finally:
         ranks.close()
+
+
+def compiling_autograd(rank: int, size: int) -> None:
+    for options in ({}, {"groups": 1, "compression": hvd.Compression.fp16}, {"op": hvd.Adasum}):
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)], **options)
+        for _ in range(3):
+            loss = (2 * (weight if "op" in options else weight * rank)).sum()
+            with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert weight.tolist() == [1 - 3 * 2 * (1 if "op" in options else 0.5)] * 2
+
+
+def test_a_compiled_backward_pass_calls_the_hooks_as_they_are(pool: Pools) -> None:
+    pool(2).run(in_world, compiling_autograd)
