@@ -188,8 +188,13 @@ def _reducing(
             data = out
         elif np.may_share_memory(data, out):
             data = data.copy()
-        finish = None if scatter is None else lambda _: scatter(target)
-        return Call(method, (data, ronde_op, *arguments), {"out": out, "timeout": PATIENCE, **options}, finish)
+
+        def finish(found: Any) -> None:
+            if found is not None and scatter is not None:  # rank 0 gets nothing of an exscan
+                scatter(target)
+
+        finishing = None if scatter is None else finish
+        return Call(method, (data, ronde_op, *arguments), {"out": out, "timeout": PATIENCE, **options}, finishing)
 
     return Collective(peers, prepare)
 

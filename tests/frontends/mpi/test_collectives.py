@@ -120,6 +120,25 @@ def test_ops_of_the_program_and_pairs(ranks: Run) -> None:
     assert ranks(3, body) == [([123], 1.0, 1, (2, 5))] * 3
 
 
+@pytest.mark.parametrize("form", ["Exscan", "Iexscan", "Exscan_init"])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", ["DOUBLE", "DOUBLE_INT", "SHORT_INT"])
+def test_an_exscan_leaves_the_result_of_rank_0_as_it_is(ranks: Run, form: str, in_place: bool, name: str) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        kind = getattr(MPI, name)
+        result = np.full(50, 7, kind.dtype)
+        given = MPI.IN_PLACE if in_place else [np.full(50, 3, kind.dtype), 50, kind]
+        request = getattr(comm, form)(given, [result, 50, kind], MPI.SUM if name == "DOUBLE" else MPI.MAXLOC)
+        if request is not None:
+            if form == "Exscan_init":
+                request.Start()
+            request.Wait()
+        return bool((result == np.full(50, 7 if in_place or comm.rank == 0 else 3, kind.dtype)).all())
+
+    assert ranks(2, body) == [True, True]
+
+
 @pytest.mark.parametrize("method", ["Allreduce", "Iallreduce", "Reduce", "Scan", "Reduce_scatter_block"])
 @pytest.mark.parametrize(
     ("op", "code"), [("MAXLOC", "i"), ("MINLOC", "d"), ("SUM", "?"), ("MAX", "F"), ("BAND", "f"), ("REPLACE", "i")]
