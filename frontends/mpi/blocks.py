@@ -76,6 +76,8 @@ class Block:
 
     def _piece(self) -> Bytes:
         end = self.offset + self.nbytes
+        if end == self.offset:  # no data may be anywhere
+            return self.memory[:0]
         if self.offset < 0 or end > len(self.memory):
             raise self._outside(self.offset, end)
         return self.memory[self.offset : end]

@@ -139,6 +139,37 @@ def test_an_exscan_leaves_the_result_of_rank_0_as_it_is(ranks: Run, form: str, i
     assert ranks(2, body) == [True, True]
 
 
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("method", ["Alltoallw", "Ialltoallw", "Alltoallv", "Allgatherv", "Scatterv"])
+def test_blocks_without_elements_may_be_anywhere(ranks: Run, method: str, vector: bool) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        size = comm.size
+        kind = MPI.DOUBLE.Create_vector(2, 1, 2) if vector else MPI.DOUBLE.Create_contiguous(2)
+        given, result = np.array([1.0, 2.0, 3.0, 4.0]) + 10 * comm.rank, np.zeros(4)
+        mine = (
+            [int(rank == comm.rank) for rank in range(size)],
+            [0 if rank == comm.rank else 800 for rank in range(size)],
+        )
+        last = [int(rank == size - 1) for rank in range(size)], [-100] * (size - 1) + [0]
+        if method.endswith("w"):
+            request = getattr(comm, method)([given, mine, [kind] * size], [result, mine, [kind] * size])
+            if request is not None:
+                request.Wait()
+        elif method == "Alltoallv":
+            comm.Alltoallv([given, mine, kind], [result, mine, kind])
+        elif method == "Allgatherv":
+            comm.Allgatherv([given, last[0][comm.rank], kind], [result, last, kind])
+        else:
+            comm.Scatterv([given, last, kind], [result, last[0][comm.rank], kind], root=size - 1)
+        return result.tolist()
+
+    first = np.array([1.0, 0.0, 3.0, 0.0] if vector else [1.0, 2.0, 0.0, 0.0])
+    parts = [(first + 10 * rank * (first > 0)).tolist() for rank in range(3)]
+    expected = {"Allgatherv": [parts[2]] * 3, "Scatterv": [[0.0] * 4, [0.0] * 4, parts[2]]}
+    assert ranks(3, body) == expected.get(method, parts)
+
+
 @pytest.mark.parametrize("method", ["Allreduce", "Iallreduce", "Reduce", "Scan", "Reduce_scatter_block"])
 @pytest.mark.parametrize(
     ("op", "code"), [("MAXLOC", "i"), ("MINLOC", "d"), ("SUM", "?"), ("MAX", "F"), ("BAND", "f"), ("REPLACE", "i")]
