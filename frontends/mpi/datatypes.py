@@ -309,9 +309,9 @@ class Datatype(Attributed):
         data = as_memory(buf).data
         if writable and not data.flags.writeable and len(data):
             raise BufferError("the buffer is read-only")
-        if not isinstance(count, int):
+        if not isinstance(count, (int, np.integer)):
             count = len(data) // self.extent if self.extent > 0 else 0
-        return Block(data, 0, count, self)
+        return Block(data, 0, int(count), self)
 
     def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
         return packing.pack(self._elements(inbuf, writable=False), outbuf, position)

@@ -42,9 +42,12 @@ class OpBody(Body):
         """Ronde's op, and the dtype by which arrays are combined. Raises Exception where there is none. `moves`: also
         for REPLACE and NO_OP, which collectives do not have."""
         dtype = datatype.dtype
+        if dtype is None and moves and not self.own:
+            dtype = datatype.layout.dtype
         if not self.own and not self._is_defined(dtype, moves):  # before the call begins: then the ranks can go on
             needs = "" if self.name else ": it needs pairs of a value and an index"
-            raise error("ERR_OP", f"{self.predefined} is not defined for {datatype.Get_name() or dtype}{needs}")
+            name = datatype.Get_name() or dtype or "a derived datatype"
+            raise error("ERR_OP", f"{self.predefined} is not defined for {name}{needs}")
         if self.name and dtype is not None:
             return self.name, dtype
         if dtype is None or (dtype.names is None and dtype.kind in "SUV"):
@@ -86,10 +89,14 @@ def _on_buffers(function: Callable[..., Any], datatype: Datatype) -> Callable[[A
         if layout.whole:
             function(buffer.frombuffer(packed[0]), buffer.frombuffer(packed[1]), Datatype(datatype))
             return
-        places = [Block(np.zeros(len(a) * layout.extent, np.uint8), 0, len(a), datatype) for _ in packed]
+        first, end = layout.span(len(a))
+        start = max(0, -first)
+        nbytes = start + max(end, len(a) * layout.extent)
+        places = [Block(np.zeros(nbytes, np.uint8), start, len(a), datatype) for _ in packed]
         for place, data in zip(places, packed, strict=True):
             place.write(data)
-        function(buffer.frombuffer(places[0].memory), buffer.frombuffer(places[1].memory), Datatype(datatype))
+        given, result = (buffer.frombuffer(place.memory[start:]) for place in places)
+        function(given, result, Datatype(datatype))
         packed[1][:] = places[1].read()
 
     return combine

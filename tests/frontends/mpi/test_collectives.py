@@ -120,6 +120,23 @@ def test_ops_of_the_program_and_pairs(ranks: Run) -> None:
     assert ranks(3, body) == [([123], 1.0, 1, (2, 5))] * 3
 
 
+def test_an_op_of_the_program_gets_elements_that_overlap(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+
+        def add(a: Any, b: Any, datatype: Any) -> None:
+            np.frombuffer(b, "f8")[:] += np.frombuffer(a, "f8")
+
+        column = MPI.DOUBLE.Create_vector(3, 1, 4).Create_resized(0, 8)
+        adding = MPI.Op.Create(add, commute=True)
+        matrix, result = np.arange(12.0) * (comm.rank + 1), np.zeros(12)
+        comm.Allreduce([matrix, 2, column], [result, 2, column], adding)
+        adding.Free()
+        return result.reshape(3, 4).tolist()
+
+    assert ranks(2, body) == [[[0.0, 3.0, 0.0, 0.0], [12.0, 15.0, 0.0, 0.0], [24.0, 27.0, 0.0, 0.0]]] * 2
+
+
 @pytest.mark.parametrize("form", ["Exscan", "Iexscan", "Exscan_init"])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", ["DOUBLE", "DOUBLE_INT", "SHORT_INT"])

@@ -127,6 +127,12 @@ def test_packing_and_the_portable_representation() -> None:
     assert back.tolist() == [1, -2]
 
 
+def test_a_count_to_be_packed_may_be_a_number_of_numpy() -> None:
+    MPI = mpi()
+    packed = np.zeros(32, "u1")
+    assert MPI.INT.Pack([np.arange(8, dtype="i4"), np.int64(2)], packed, 0, MPI.COMM_SELF) == 8
+
+
 def test_dtypes_of_numpy_and_back() -> None:
     from frontends.mpi.util.dtlib import from_numpy_dtype, to_numpy_dtype
 

@@ -56,6 +56,31 @@ def test_one_sided_access_is_atomic_where_mpi_says_so(ranks: Run) -> None:
     assert sorted(found[0] + found[1]) == list(range(100))
 
 
+@pytest.mark.parametrize(("op", "result"), [("SUM", [11.0, 0.0, 22.0]), ("REPLACE", [1.0, 0.0, 2.0])])
+@pytest.mark.parametrize("method", ["Accumulate", "Raccumulate", "Get_accumulate"])
+def test_numbers_are_accumulated_at_places_of_a_derived_datatype(
+    ranks: Run, method: str, op: str, result: list[float]
+) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        window = MPI.Win.Allocate(24, 8, comm=comm)
+        memory = np.frombuffer(window.tomemory(), "f8")
+        memory[:] = [10.0, 0.0, 20.0]
+        target = 0, 1, MPI.DOUBLE.Create_vector(2, 1, 2)
+        before = np.zeros(2)
+        window.Fence()
+        fetched = [before] if method == "Get_accumulate" else []
+        getattr(window, method)(np.array([1.0, 2.0]), *fetched, comm.rank, target, getattr(MPI, op))
+        window.Fence()
+        found = memory.tolist(), before.tolist()
+        del memory
+        window.Free()
+        return found
+
+    before = [10.0, 20.0] if method == "Get_accumulate" else [0.0, 0.0]
+    assert ranks(2, body) == [(result, before)] * 2
+
+
 def test_an_exclusive_lock_excludes_ranks_that_are_threads(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()
