@@ -7,6 +7,7 @@ import mmap
 import os
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -35,6 +36,7 @@ class Segment:
     def __init__(self, descriptor: int, nbytes: int) -> None:
         """`descriptor` belongs to the segment then."""
         self._descriptor = descriptor
+        self._turn = threading.RLock()  # locks of a file do not exclude threads that have the same descriptor
         self._map: mmap.mmap | None = mmap.mmap(descriptor, nbytes) if nbytes else None
         self.memory: Bytes = np.frombuffer(self._map, np.uint8) if self._map is not None else np.empty(0, np.uint8)
 
@@ -69,12 +71,13 @@ class Segment:
 
     @contextlib.contextmanager
     def locked(self, place: int, check: Callable[[], Any], *, shared: bool = False) -> Any:
-        """Hold the lock with a number during a `with` statement."""
-        self.lock(place, check, shared=shared)
-        try:
-            yield
-        finally:
-            self.unlock(place)
+        """Hold the lock with a number during a short `with` statement, which threads of this rank enter in turns."""
+        with self._turn:
+            self.lock(place, check, shared=shared)
+            try:
+                yield
+            finally:
+                self.unlock(place)
 
     def lock(self, place: int, check: Callable[[], Any], *, shared: bool = False) -> None:
         """Take the lock with a number. `check` is called between attempts, and raises if they are in vain."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +58,52 @@ def test_one_sided_access_is_atomic_where_mpi_says_so(ranks: Run) -> None:
 
     found = ranks(2, body, "shm")
     assert sorted(found[0] + found[1]) == list(range(100))
+
+
+@pytest.mark.parametrize("call", ["Fetch_and_op", "Accumulate", "Compare_and_swap", "Write_shared"])
+def test_what_is_atomic_among_ranks_is_so_among_threads_of_one(
+    ranks: Run, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from frontends.mpi.segments import Segment
+
+    inside: list[int] = []
+    most = []
+    lock = Segment.lock
+
+    def slow_lock(self: Segment, place: int, *arguments: Any, **options: Any) -> None:
+        lock(self, place, *arguments, **options)
+        inside.append(place)
+        most.append(len(inside))
+        time.sleep(0.001)  # the other thread comes meanwhile
+        inside.pop()
+
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        window = MPI.Win.Allocate(8, 8, comm=comm)
+        file = MPI.File.Open(comm, tmp_path / "file", MPI.MODE_CREATE | MPI.MODE_RDWR)
+        one, other = np.ones(1, "i8"), np.ones(1, "i8")
+        calls = {
+            "Fetch_and_op": lambda: window.Fetch_and_op(one, np.empty(1, "i8"), 0),
+            "Accumulate": lambda: window.Accumulate(one, 0),
+            "Compare_and_swap": lambda: window.Compare_and_swap(one, other, np.empty(1, "i8"), 0),
+            "Write_shared": lambda: file.Write_shared(one),
+        }
+        contexts = [contextvars.copy_context() for _ in range(2)]
+        gate = threading.Barrier(2)
+
+        def at_once() -> None:
+            gate.wait(20)
+            calls[call]()
+
+        with ThreadPoolExecutor(2) as pool:
+            for job in [pool.submit(context.run, at_once) for context in contexts]:
+                job.result(20)
+        window.Free()
+        file.Close()
+
+    monkeypatch.setattr(Segment, "lock", slow_lock)
+    ranks(1, body)
+    assert most == [1, 1]
 
 
 @pytest.mark.parametrize(("op", "result"), [("SUM", [11.0, 0.0, 22.0]), ("REPLACE", [1.0, 0.0, 2.0])])
