@@ -86,8 +86,8 @@ from collectives.launch import run
 from collectives.operations import Status, Work
 from collectives.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from collectives.proof import import_msccl
-from collectives.sharing import SharedArrays, share_arrays
-from collectives.startup import connect, init, wait_to_join
+from collectives.sharing import SharedArrays
+from collectives.startup import connect, init, share_arrays, wait_to_join
 from collectives.world_communicator import NotInitializedError, is_initialized, shutdown, world, world_scope
 from transports.errors import (
     AbortedError,

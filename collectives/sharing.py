@@ -59,30 +59,18 @@ class SharedArrays:
         self.close()
 
 
-def share_arrays(limit: int | None = None) -> SharedArrays:
-    """From now on large NumPy arrays that this thread makes lie in memory that the other ranks of this host read
-    directly. Not collective; to be called before `init`, on all ranks.
-
-    limit  bytes of all such arrays of this process at a time, at least 1 MiB; arrays beyond it are ordinary ones. By
-           default half of the machine's memory. Only what arrays need is taken
-
-    Arrays of 64 KiB and more are born so, also results of arithmetic; calls on them of 64 KiB and more move each byte
-    once. Any other array may be used beside them. The setting `share_arrays` does the same in `init`, until `shutdown`.
-
-    A thread has the handler of NumPy's memory that its context has (NEP 49): one that is started later makes ordinary
-    arrays, unless it calls this too. When the process forks, the arrays that there are become ordinary ones, with
-    copies on write, in both processes; new ones of the parent are born shared. Arrays in a child are ordinary.
-
-    Use the result as a context, or call its `close`, to end it; arrays that there are become ordinary ones.
-
-    Raises ConfigError on a system without memfd_create, without Numba (`ronde[jit]`), or if the memory cannot be
-    mapped; TypeError or ValueError for a bad limit, or another one than that of the arena that the process has.
-    """
+def begin_sharing(limit: int | None) -> SharedArrays:
+    """See `startup.share_arrays`."""
     if limit is not None and not is_integer(limit):
         raise TypeError(f"limit={limit!r}: must be an int, the bytes of all arrays, or None")
     if limit is not None and not _LEAST_LIMIT <= limit < _MOST_LIMIT:
         raise ValueError(f"limit={limit}: must be at least {_LEAST_LIMIT} bytes, and less than {_MOST_LIMIT}")
     return _PROCESS.get().enter(None if limit is None else int(limit))
+
+
+def is_sharing() -> bool:
+    """True if this process has an arena, in which arrays of some of its threads are born."""
+    return _PROCESS.is_sharing()
 
 
 def not_shared() -> int:
@@ -138,8 +126,13 @@ class _Sharing:
             before=self._before_fork, after_in_parent=self._after_fork_in_parent, after_in_child=self._after_fork
         )
 
+    @property
+    def has_arena(self) -> bool:
+        """True while a context is open."""
+        return self._arena is not None
+
     def enter(self, limit: int | None) -> SharedArrays:
-        """See share_arrays."""
+        """See begin_sharing."""
         with self._lock:
             if self._arena is None:
                 self._limit = _rounded(limit or _usual_limit())
@@ -216,6 +209,10 @@ class _Process:
                     raise ConfigError(f"share_arrays: its allocator is machine code, ronde[jit]: {code}")
                 self._sharing = _Sharing(code)
             return self._sharing
+
+    def is_sharing(self) -> bool:
+        """See is_sharing."""
+        return self._sharing is not None and self._sharing.has_arena
 
     def refused(self) -> int:
         """See not_shared."""

@@ -20,7 +20,7 @@ from collectives.failure import report_exit, withdraw_left_out
 from collectives.logs import shown
 from collectives.membership import CONNECT_SECONDS, Standby, terms_of
 from collectives.process_sets import ProcessSet, add_given
-from collectives.sharing import share_arrays
+from collectives.sharing import SharedArrays, begin_sharing, is_sharing
 from collectives.world_communicator import PROCESS_WORLD, is_initialized, world
 from transports import launchers
 from transports.auth import check_secret
@@ -104,6 +104,33 @@ def init(
             PROCESS_WORLD.close(END_SECONDS)
             raise
         return communicator
+
+
+def share_arrays(limit: int | None = None) -> SharedArrays:
+    """From now on large NumPy arrays that this thread makes lie in memory that the other ranks of this host read
+    directly. Not collective; to be called before `init`, on all ranks.
+
+    limit  bytes of all such arrays of this process at a time, at least 1 MiB; arrays beyond it are ordinary ones. By
+           default half of the machine's memory. Only what arrays need is taken
+
+    Arrays of 64 KiB and more are born so, also results of arithmetic; calls on them of 64 KiB and more move each byte
+    once. Any other array may be used beside them. The setting `share_arrays` does the same in `init`, until `shutdown`.
+
+    A thread has the handler of NumPy's memory that its context has (NEP 49): one that is started later makes ordinary
+    arrays, unless it calls this too. When the process forks, the arrays that there are become ordinary ones, with
+    copies on write, in both processes; new ones of the parent are born shared. Arrays in a child are ordinary.
+
+    Use the result as a context, or call its `close`, to end it; arrays that there are become ordinary ones. A world
+    that began before the first call keeps its ways, and a warning is logged.
+
+    Raises ConfigError on a system without memfd_create, without Numba (`ronde[jit]`), or if the memory cannot be
+    mapped; TypeError or ValueError for a bad limit, or another one than that of the arena that the process has.
+    """
+    late = is_initialized() and not is_sharing()
+    shared = begin_sharing(limit)
+    if late:
+        log.warning("share_arrays: to be called before init; the calls of this world go their ways as without it")
+    return shared
 
 
 def _log_start(communicator: Communicator, settings: Config) -> None:

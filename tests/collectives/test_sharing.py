@@ -224,6 +224,20 @@ def test_a_system_without_memory_files_is_refused(monkeypatch: pytest.MonkeyPatc
         share_arrays()
 
 
+def test_a_first_call_after_init_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def share(comm: Communicator) -> None:
+        share_arrays().close()
+
+    with world_of("local", 1) as world:
+        with share_arrays():
+            world.run(share)
+        assert not caplog.messages
+        world.run(share)
+    share_arrays().close()
+    [text] = caplog.messages
+    assert text.startswith("share_arrays: to be called before init")
+
+
 @pytest.mark.processes
 def test_the_setting_shares_until_shutdown() -> None:
     program = (
