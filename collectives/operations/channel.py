@@ -102,6 +102,12 @@ class Channel:
         message.add(Transfer(request, f"send to rank {dst}", (peer,), None))
         return message
 
+    def left(self, interrupt: BaseException) -> None:
+        """Abort the job because an interrupt has left a wait for messages that nobody will wait for again: what comes
+        next would go to them."""
+        self._executor.interrupted()
+        self._executor.left(interrupt, "a message")
+
     def take(self, view: memoryview | None, src: int | None, tags: range) -> Taken | None:
         """Receive as `receive` does, if that takes no longer than a moment; else None, with nothing done. The rank and
         the tag are the channel's."""

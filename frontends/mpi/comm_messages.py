@@ -17,7 +17,7 @@ from frontends.mpi.errors import error, failure, missing
 from frontends.mpi.info import INFO_NULL, Info
 from frontends.mpi.memory import Bytes, as_memory
 from frontends.mpi.objects import check_authenticated
-from frontends.mpi.operations import Ended, Envelope, Operation, Receiving, Sending, Several, tags_of
+from frontends.mpi.operations import Ended, Envelope, Operation, Receiving, Sending, Several, completed, tags_of
 from frontends.mpi.peers import Peers
 from frontends.mpi.pickles import encoded, pickle
 from frontends.mpi.requests import Prequest, Request
@@ -107,20 +107,20 @@ class Messages(CommBase):
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         if not plain.send(self.peers, plain.bytes_of(buf), dest, tag):
-            self._send_block(buf, dest, tag).wait()
+            completed(self.peers, self._send_block(buf, dest, tag))
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         self._send_block(buf, dest, tag, _BUFFERED)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._send_block(buf, dest, tag, _SYNCHRONOUS).wait()
+        completed(self.peers, self._send_block(buf, dest, tag, _SYNCHRONOUS))
 
     Rsend = Send
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
         view = plain.bytes_of(buf)
         if view is None or plain.recv(self.peers, view, source, tag, status) is None:
-            _ended(self._receive_block(message(buf, writable=True, rank=source), source, tag), status)
+            _ended(self.peers, self._receive_block(message(buf, writable=True, rank=source), source, tag), status)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         return Request.begun(self._send_block(buf, dest, tag))
@@ -148,7 +148,7 @@ class Messages(CommBase):
     ) -> None:
         data, view = plain.bytes_of(sendbuf), plain.bytes_of(recvbuf)
         if view is None or plain.sendrecv(self.peers, data, dest, sendtag, view, source, recvtag, status) is None:
-            _ended(self._sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag), status)
+            _ended(self.peers, self._sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag), status)
 
     def Isendrecv(
         self,
@@ -185,7 +185,7 @@ class Messages(CommBase):
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        _ended(self._replace(buf, dest, sendtag, source, recvtag), status)
+        _ended(self.peers, self._replace(buf, dest, sendtag, source, recvtag), status)
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
@@ -230,13 +230,13 @@ class Messages(CommBase):
         if dest != PROC_NULL:
             data = self._encode(obj)
             if not plain.send(peers, data.data, dest, tag):
-                self._send(lambda: data, dest, tag, _STANDARD).wait()
+                completed(peers, self._send(lambda: data, dest, tag, _STANDARD))
 
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
         self._send_object(obj, dest, tag, _BUFFERED)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        self._send_object(obj, dest, tag, _SYNCHRONOUS).wait()
+        completed(self.peers, self._send_object(obj, dest, tag, _SYNCHRONOUS))
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         return Request.begun(self._send_object(obj, dest, tag))
@@ -255,7 +255,7 @@ class Messages(CommBase):
         data = plain.recv(peers, None, source, tag, status)
         if data is not None:
             return self._decode(np.frombuffer(data, np.uint8))
-        return _ended(self._receive_object(buf, source, tag), status)
+        return _ended(self.peers, self._receive_object(buf, source, tag), status)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         return Request.begun(self._receive_object(buf, source, tag))
@@ -278,7 +278,7 @@ class Messages(CommBase):
             if found is not None:
                 return self._decode(np.frombuffer(found, np.uint8))
         receiving = self._receive_object(recvbuf, source, recvtag)
-        return _ended(Several([receiving, self._send(lambda: data, dest, sendtag, _STANDARD)]), status)
+        return _ended(self.peers, Several([receiving, self._send(lambda: data, dest, sendtag, _STANDARD)]), status)
 
     # ---- probes
 
@@ -332,9 +332,9 @@ def _as_they_are(data: Bytes) -> Bytes:
     return data
 
 
-def _ended(operation: Operation, status: Status | None) -> Any:
+def _ended(peers: Peers, operation: Operation, status: Status | None) -> Any:
     """The result of an operation, which is waited for."""
-    operation.wait()
+    completed(peers, operation)
     try:
         return operation.result()
     finally:

@@ -12,7 +12,7 @@ from collectives import TransportError
 from frontends.mpi.constants import PATIENCE, PROC_NULL, ROOT
 from frontends.mpi.errors import error, failure
 from frontends.mpi.intra import check_root
-from frontends.mpi.operations import INTERNAL, Receiving, Sending
+from frontends.mpi.operations import INTERNAL, Receiving, Sending, Several, completed
 from frontends.mpi.peers import Peers
 from frontends.mpi.pickles import encoded, pickle
 
@@ -116,8 +116,7 @@ def along(peers: Peers, sends: Sequence[tuple[int, Any, int]], receives: Sequenc
     """Send objects (rank, object, slot) and receive others (rank, slot), which are the result."""
     incoming = [receive(peers, rank, slot) for rank, slot in receives]
     outgoing = [send(peers, obj, rank, slot) for rank, obj, slot in sends]
-    for operation in (*incoming, *outgoing):
-        operation.wait()
+    completed(peers, Several([*incoming, *outgoing]))
     return [operation.result() for operation in incoming]
 
 

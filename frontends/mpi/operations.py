@@ -65,6 +65,18 @@ class Operation(ABC):
         return
 
 
+def completed(peers: Peers, operation: Operation) -> Operation:
+    """An operation that nobody can wait for but this call, once it has ended. An interrupt aborts the job."""
+    try:
+        operation.wait()
+    except RondeError:
+        raise
+    except BaseException as interrupt:
+        peers.messages.left(interrupt)
+        raise
+    return operation
+
+
 class Ended(Operation):
     """An operation that has ended at once: with no rank, or locally."""
 

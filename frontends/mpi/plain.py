@@ -14,7 +14,7 @@ import numpy as np
 from collectives import RondeError
 from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, TAG_LIMIT
 from frontends.mpi.errors import failure
-from frontends.mpi.operations import Receiving, tags_of
+from frontends.mpi.operations import Awaited, Receiving, completed, tags_of
 from frontends.mpi.peers import Peers
 from frontends.mpi.status import Status
 
@@ -38,6 +38,9 @@ def send(peers: Peers, data: memoryview | None, dest: int, tag: int) -> bool:
         peers.messages.send(data, peers.numbers[dest], tag, PATIENCE).wait()
     except RondeError as cause:
         raise failure(cause)  # noqa: B904 - its cause is the error
+    except BaseException as interrupt:
+        peers.messages.left(interrupt)
+        raise
     return True
 
 
@@ -81,8 +84,8 @@ def sendrecv(
         receiving = Receiving(
             peers, None if view is None else np.frombuffer(view, np.uint8), _as_it_is, source, recvtag
         )
-        receiving.wait()
-    peers.process.wait(sending)
+        completed(peers, receiving)
+    completed(peers, Awaited(peers, sending))
     if receiving is None:
         return payload
     try:

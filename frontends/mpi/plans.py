@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from frontends.mpi.blocks import Block, Blocks
-from frontends.mpi.operations import INTERNAL, Awaited, Ended, Operation, Receiving, Sending, Several
+from frontends.mpi.operations import INTERNAL, Awaited, Ended, Operation, Receiving, Sending, Several, completed
 from frontends.mpi.peers import Peers
 from frontends.mpi.repeats import Call
 
@@ -90,6 +90,9 @@ class Exchange(Plan):
         self._sends = sends
         self._receives = receives
         self._finish = finish
+
+    def run(self) -> Any:
+        return completed(self._peers, self.begin()).result()
 
     def begin(self) -> Operation:
         parts: list[Operation] = []

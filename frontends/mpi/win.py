@@ -24,7 +24,7 @@ from frontends.mpi.handles import SURFACE
 from frontends.mpi.info import INFO_NULL, Info, InfoBody
 from frontends.mpi.memory import BOTTOM, as_memory, buffer
 from frontends.mpi.objects import receive, send
-from frontends.mpi.operations import Ended, Receiving
+from frontends.mpi.operations import Ended, Receiving, completed
 from frontends.mpi.ops import SUM, Op, combine_arrays
 from frontends.mpi.peers import Peers
 from frontends.mpi.requests import Request
@@ -376,7 +376,7 @@ class Win(Attributed, Handling):
         body = self._known()
         body.accessed = self._numbers(group)
         for rank in body.accessed:
-            receive(body.peers, rank, _POSTED).wait()
+            completed(body.peers, receive(body.peers, rank, _POSTED))
 
     def Complete(self) -> None:
         body = self._known()
@@ -388,7 +388,7 @@ class Win(Attributed, Handling):
         body = self._known()
         ending, body.ending = body.ending, []
         for news in ending:
-            news.wait()
+            completed(body.peers, news)
         return True
 
     def Test(self) -> bool:

@@ -198,6 +198,53 @@ def test_a_rank_that_gives_up_ends_the_waits_of_the_others(ranks: Run) -> None:
     assert ranks(2, body)[0] == (True, True)
 
 
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm: comm.Recv(np.empty(3), 1, 5),
+        lambda comm: comm.Recv([np.empty(3), 1, mpi().DOUBLE.Create_vector(2, 1, 2)], 1, 5),
+        lambda comm: comm.recv(source=1, tag=5),
+        lambda comm: comm.Ssend(np.ones(3), 1, 5),
+        lambda comm: comm.ssend({}, 1, 5),
+        lambda comm: comm.Sendrecv(np.ones(3), 1, 5, np.empty(3), 1, 5),
+        lambda comm: comm.Sendrecv_replace(np.ones(3), 1, 5, 1, 5),
+        lambda comm: comm.sendrecv({}, 1, 5, None, 1, 5),
+        lambda cart: cart.Neighbor_alltoall(np.ones(2), np.empty(2)),
+        lambda cart: cart.neighbor_alltoall([1, 2]),
+    ],
+)
+def test_an_interrupt_of_a_blocking_message_aborts_since_its_receive_would_take_the_next(
+    ranks: Run, monkeypatch: pytest.MonkeyPatch, call: Any, transport: str
+) -> None:
+    from collectives.operations.point_to_point import Message
+
+    chosen, wait, gate = set[int](), Message._wait, threading.Barrier(2)
+
+    def interrupted(self: Message, patience: float) -> None:
+        if threading.get_ident() in chosen:
+            chosen.clear()
+            raise KeyboardInterrupt
+        wait(self, patience)
+
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        cart = comm.Create_cart([2])
+        comm.Barrier()
+        gate.wait(20)
+        if comm.rank == 0:
+            chosen.add(threading.get_ident())
+            with pytest.raises(KeyboardInterrupt):
+                call(cart)
+        gate.wait(20)
+        with pytest.raises(MPI.Exception) as caught:
+            comm.Recv(np.empty(3), 1 - comm.rank, 5)
+        return "rank 0 left a message: KeyboardInterrupt" in str(caught.value)
+
+    monkeypatch.setattr(Message, "_wait", interrupted)
+    assert ranks(2, body, transport) == [True, True]
+
+
 def test_other_picklers_and_buffers_apart(ranks: Run) -> None:
     from frontends.mpi.util import pkl5
 
