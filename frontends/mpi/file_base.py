@@ -250,6 +250,7 @@ class FileBase(Handling):
             disp = body.view.byte_offset(body.position)
         if disp < 0 or not etype.layout.size or kind.layout.size % etype.layout.size:
             raise error("ERR_ARG", f"disp={disp}: must be 0 or more, and filetype made of etype")
+        _barrier(body)  # the shared pointer is still that of the view before, for ranks that come later
         body.view = View(int(disp), etype.layout, kind.layout)
         body.types = etype, kind
         body.position = 0

@@ -172,6 +172,23 @@ def test_files_by_offset_view_and_in_order(ranks: Run, tmp_path: Path) -> None:
     assert np.fromfile(tmp_path / "data", "i4").tolist() == [0, 1, 10, 11, 0, 1, 1]
 
 
+def test_a_new_view_begins_when_all_have_written_by_the_shared_pointer_of_the_old_one(
+    ranks: Run, tmp_path: Path
+) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        file = MPI.File.Open(comm, tmp_path / "file", MPI.MODE_CREATE | MPI.MODE_RDWR)
+        if comm.rank == 1:
+            time.sleep(0.02)
+        file.Write_shared(np.full(4, comm.rank, "u1"))
+        file.Set_view(0, MPI.BYTE, MPI.BYTE)
+        found = file.Get_position_shared(), file.Get_size()
+        file.Close()
+        return found
+
+    assert ranks(2, body) == [(0, 8)] * 2
+
+
 def test_a_file_that_is_missing_is_an_error_on_all_ranks(ranks: Run, tmp_path: Path) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()
