@@ -48,12 +48,13 @@ class OpBody(Body):
             needs = "" if self.name else ": it needs pairs of a value and an index"
             name = datatype.Get_name() or dtype or "a derived datatype"
             raise error("ERR_OP", f"{self.predefined} is not defined for {name}{needs}")
+        if dtype is not None and dtype.fields is not None and dtype.itemsize != datatype.layout.size:
+            # the data travel without the gaps
+            dtype = np.dtype([(name, dtype.fields[name][0]) for name in dtype.names or ()])
         if self.name and dtype is not None:
             return self.name, dtype
         if dtype is None or (dtype.names is None and dtype.kind in "SUV"):
             dtype = np.dtype([("bytes", f"V{datatype.layout.size}")])
-        elif dtype.fields is not None and dtype.itemsize != datatype.layout.size:  # the data travel without the gaps
-            dtype = np.dtype([(name, dtype.fields[name][0]) for name in dtype.names or ()])
         body = datatype._known()
         made = self._ops.get(body)
         if made is None:
@@ -70,7 +71,7 @@ class OpBody(Body):
         if not self.name:
             return dtype.names is not None and len(dtype.names) == 2
         if self.name in _MOVES:
-            return moves and dtype.names is None
+            return moves
         return can_be_sent(dtype) and self.name in allowed_ops(dtype)
 
     def _pairs(self, a: Any, b: Any) -> Any:

@@ -131,6 +131,26 @@ def test_numbers_are_accumulated_at_places_of_a_derived_datatype(
     assert ranks(2, body) == [(result, before)] * 2
 
 
+@pytest.mark.parametrize(("op", "result"), [("REPLACE", (5.0, 3)), ("NO_OP", (1.0, 2))])
+@pytest.mark.parametrize("kind", ["DOUBLE_INT", "SHORT_INT", "TWOINT"])
+def test_pairs_are_replaced_and_fetched(ranks: Run, op: str, result: tuple[float, int], kind: str) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        datatype = getattr(MPI, kind)
+        window = MPI.Win.Allocate(2 * datatype.extent, datatype.extent, comm=comm)
+        memory = np.frombuffer(window.tomemory(), datatype.dtype)
+        memory[:] = (1, 2)
+        before = np.zeros(2, datatype.dtype)
+        given = np.full(2, np.array((5, 3), datatype.dtype))
+        window.Get_accumulate([given, 2, datatype], [before, 2, datatype], comm.rank, op=getattr(MPI, op))
+        found = memory.tolist() == [result] * 2, before.tolist() == [(1, 2)] * 2
+        del memory
+        window.Free()
+        return found
+
+    assert ranks(2, body) == [(True, True)] * 2
+
+
 def test_an_exclusive_lock_excludes_ranks_that_are_threads(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()
