@@ -176,10 +176,12 @@ class Channel:
             receipt = self.receive(None, ranks[parent], range(tag, tag + 1), timeout)
             receipt.wait()
             context = int.from_bytes(receipt.view)
-        bit = 1
+        bit, sends = 1, []
         while place + bit < size and not place & bit:
-            self.send(memoryview(context.to_bytes(8)), ranks[place + bit], tag, timeout)
+            sends.append(self.send(memoryview(context.to_bytes(8)), ranks[place + bit], tag, timeout))
             bit *= 2
+        for send in sends:  # the caller may compute next, and look after no connection that begins
+            send.wait()
         members = tuple(self.ranks[rank] for rank in ranks)
         return Channel(self._transport, members, context, MESSAGES, self._executor, self._new_context)
 

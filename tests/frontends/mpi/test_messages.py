@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.frontends.mpi.conftest import Run
+from tests.worlds import world_of
 
 
 def mpi() -> Any:
@@ -243,6 +244,21 @@ def test_an_interrupt_of_a_blocking_message_aborts_since_its_receive_would_take_
 
     monkeypatch.setattr(Message, "_wait", interrupted)
     assert ranks(2, body, transport) == [True, True]
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_a_rank_that_computes_after_dup_holds_up_nobody(transport: str) -> None:
+    made = threading.Event()
+
+    def body(comm: Any) -> bool:
+        copy = mpi().COMM_WORLD.Dup()
+        if copy.rank == 0:
+            return made.wait(20)
+        made.set()
+        return True
+
+    with world_of(transport, 2) as world:
+        assert world.run(body) == [True, True]
 
 
 def test_other_picklers_and_buffers_apart(ranks: Run) -> None:
