@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
+from transports.moments import seconds_until
+
 T = TypeVar("T")
 
 Found = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
@@ -48,8 +50,8 @@ def connect(address: tuple[str, int], deadline: float) -> socket.socket:
     host, port = address
     cause: OSError = OSError(f"the name {host!r} has no address")
     for family, kind, protocol, _, target in resolve(host, port, socket.SOCK_STREAM, deadline):
-        left = deadline - time.monotonic()
-        if left <= 0:
+        left = seconds_until(deadline)
+        if not left:
             raise TimeoutError("timed out")
         link = socket.socket(family, kind, protocol)
         try:
@@ -89,7 +91,7 @@ def _within(until: float, text: str, call: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=work, name="ronde-resolver", daemon=True)
     thread.start()
-    thread.join(max(0.0, until - time.monotonic()))
+    thread.join(seconds_until(until))
     if errors:
         raise errors[0]
     if not results:

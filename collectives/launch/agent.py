@@ -59,6 +59,7 @@ from collectives.launch.processes import (
 )
 from collectives.launch.store_keeper import StoreKeeper
 from transports.errors import RondeError
+from transports.moments import seconds_until
 
 OPEN_SECONDS: Final = 30.0
 """Time for the launcher to send its first message."""
@@ -193,7 +194,7 @@ class Agent(RankListener):
         """Handle the next events."""
         drained_at = self._host.drained_at if self._told_gone and not self._told_drained else _NEVER
         until = min(until, self.link.wake_at, self._host.wake_at, self._escalation.wake_at, drained_at)
-        for key, _ in self._selector.select(None if until == _NEVER else max(0.0, until - time.monotonic())):
+        for key, _ in self._selector.select(seconds_until(until)):
             key.data()
         self.link.tick()
         self._host.tick()

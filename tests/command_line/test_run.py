@@ -258,6 +258,13 @@ def test_timeout_ends_the_job() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("seconds", ["3e6", "1e18"])
+def test_time_limit_beyond_what_the_system_can_wait_for(seconds: str) -> None:
+    code, out, err = run(1, "echo done", "--time-limit", seconds)
+    assert (code, out) == (0, ["[rank 0] done"]), err
+
+
+@pytest.mark.processes
 def test_processes_left_behind_by_ranks_are_ended() -> None:
     with running("run", "-np", "1", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo ready $!; sleep 0.1") as launcher:
         ((child,),) = launcher.read_words("ready", 1)

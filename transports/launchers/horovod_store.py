@@ -9,6 +9,7 @@ from typing import Final
 
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.launchers.keyvalue import KeyValue
+from transports.moments import seconds_until
 from transports.rendezvous import format_url
 
 _SCOPE: Final = "ronde"
@@ -62,8 +63,8 @@ class HorovodStore(KeyValue):
     def _request(self, method: str, key: str, value: bytes, deadline: float) -> tuple[int, bytes]:
         import http.client  # here, since it loads a parser of mail, which no other launcher needs
 
-        left = deadline - time.monotonic()
-        if left <= 0:
+        left = seconds_until(deadline)
+        if not left:
             raise DeadlineExceeded(f"horovodrun's store at {self._url} did not answer in time")
         connection = http.client.HTTPConnection(self._host, self._port, timeout=left)
         try:

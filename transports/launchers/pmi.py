@@ -31,6 +31,7 @@ from transports import names
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
 from transports.launchers.keyvalue import KeyValue
 from transports.launchers.variables import Env, integer
+from transports.moments import seconds_until
 
 FD: Final = "PMI_FD"
 PORT: Final = "PMI_PORT"
@@ -167,8 +168,7 @@ class Line:
     def _await(self, event: int, deadline: float) -> None:
         poll = select.poll()
         poll.register(self.descriptor, event)
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
+        if not poll.poll(1000 * seconds_until(deadline)):
             raise DeadlineExceeded("not all ranks came to the launcher's PMI-1 barrier in time, or it does not answer")
 
 

@@ -12,7 +12,6 @@ import select
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Final
@@ -21,6 +20,7 @@ from transports.errors import DeadlineExceeded, RendezvousError
 from transports.launchers import pmix_client
 from transports.launchers.keyvalue import KeyValue
 from transports.launchers.variables import Env
+from transports.moments import seconds_until
 
 NAMESPACE: Final = "PMIX_NAMESPACE"
 RANK: Final = "PMIX_RANK"
@@ -127,8 +127,7 @@ class Pmix(KeyValue):
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while b"\n" not in self._inbox:
-            left = deadline - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
+            if not poll.poll(1000 * seconds_until(deadline)):
                 raise DeadlineExceeded("not all ranks came to the launcher's PMIx fence in time, or it does not answer")
             piece = os.read(descriptor, 1 << 16)
             if not piece:

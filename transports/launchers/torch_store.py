@@ -8,13 +8,13 @@ one byte for its kind, then its arguments; texts and bytes follow their length, 
 from __future__ import annotations
 
 import struct
-import time
 from types import TracebackType
 from typing import Final
 
 from transports import names
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.launchers.keyvalue import KeyValue
+from transports.moments import seconds_until
 from transports.rendezvous import format_url
 
 _VALIDATE: Final = 0
@@ -102,7 +102,7 @@ def _counted(data: bytes) -> bytes:
 
 
 def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    left = seconds_until(deadline)
+    if not left:
         raise TimeoutError("timed out")
     return left

@@ -16,6 +16,7 @@ from transports.auth import HELLO_BYTES, PROOF_BYTES, Server, check_secret
 from transports.descriptors import allow_many
 from transports.errors import ConfigError, ConnectError, RendezvousError
 from transports.forking import register
+from transports.moments import seconds_until
 from transports.rendezvous import sockets
 from transports.rendezvous.book import Answer, Book, Desk
 from transports.rendezvous.forwarder import Forwarder
@@ -231,8 +232,7 @@ class _Loop:
     def _turn(self) -> bool:
         """Handle the ready sockets; False once the server is being closed."""
         wake = min(self._wake, self._desk.due)
-        timeout = None if wake == math.inf else max(0.0, wake - time.monotonic())
-        for key, events in self._selector.select(timeout):
+        for key, events in self._selector.select(seconds_until(wake)):
             if key.fileobj is self._wakeup_end:
                 return False
             if key.data is None:

@@ -17,6 +17,7 @@ from transports.descriptors import explained, lacks
 from transports.errors import ConnectError, DeadlineExceeded, RendezvousError
 from transports.forking import register
 from transports.interfaces import outward_address
+from transports.moments import seconds_until
 from transports.packed import pack, unpack
 from transports.rendezvous import sockets
 from transports.rendezvous.server import TcpStoreServer
@@ -392,8 +393,8 @@ class _Awaited(Awaited):
 
 
 def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    left = seconds_until(deadline)
+    if not left:
         raise TimeoutError("timed out")
     return left
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
 import secrets
 import time
@@ -21,6 +20,7 @@ from collectives.launch.processes import describe_status
 from transports import launchers, rendezvous
 from transports.auth import new_secret
 from transports.interfaces import choose_address
+from transports.moments import seconds_until
 
 GRACE: Final = 3.0
 """Seconds for processes to end by themselves, and then after SIGTERM, before the next harder means."""
@@ -118,7 +118,7 @@ class ProcessRanks:
         unfinished = [process for process in self._processes if process.outcome is None]
         waiting: list[Any] = [process.process.sentinel for process in unfinished]
         waiting += [process.results for process in unfinished if process.open]
-        connection.wait(waiting, None if until == math.inf else max(0.0, until - time.monotonic()))
+        connection.wait(waiting, seconds_until(until))
         for process in unfinished:
             process.read()
             process.check_exit()

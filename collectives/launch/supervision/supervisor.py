@@ -63,6 +63,7 @@ from collectives.launch.store_keeper import Question, StoreKeeper
 from collectives.launch.supervision.elastic import ElasticJob
 from collectives.launch.supervision.summary import Rank, summarize
 from transports.errors import RondeError
+from transports.moments import seconds_until
 
 LEFTOVER_SECONDS: Final = 1.0
 """Time for processes that ranks left behind to end after the last rank."""
@@ -209,7 +210,7 @@ class _Supervisor(Listener):
         if self._code is None:
             wakes.append(0.0 if self._busy else self._plan.wake_at)
         until = min(wakes)
-        for key, _ in self._here.selector.select(None if until == _NEVER else max(0.0, until - time.monotonic())):
+        for key, _ in self._here.selector.select(seconds_until(until)):
             key.data()
         self._check_hosts()
         self.relay.update()

@@ -137,6 +137,12 @@ def test_timeout_of_the_whole_call(kind: str) -> None:
         ronde.run(wait_for_ever, 2, transport=kind, timeout=0.3)
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", KINDS)
+def test_timeout_beyond_what_the_system_can_wait_for(kind: str) -> None:
+    assert ronde.run(nothing, 1, transport=kind, timeout=1e10) == [None]
+
+
 @pytest.mark.parametrize("base", [ValueError, BaseException])
 def test_an_error_whose_text_cannot_be_made_ends_the_other_ranks_too(base: type[BaseException]) -> None:
     def no_text(error: BaseException) -> str:

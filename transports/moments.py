@@ -1,0 +1,14 @@
+"""The time up to a moment of time.monotonic(), for the waits of the system."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+LONGEST_WAIT: Final = 86400.0
+"""Seconds that a wait lasts at most. poll and epoll take 24 days, and sockets 292 years; the caller looks again."""
+
+
+def seconds_until(moment: float) -> float:
+    """Seconds up to a moment, 0 for one that has passed, and at most LONGEST_WAIT."""
+    return min(max(0.0, moment - time.monotonic()), LONGEST_WAIT)
