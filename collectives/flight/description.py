@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 _PACKAGES: Final = frozenset({"collectives", "transports", "frontends", "ronde", "torch", "keras", "tensorflow", "jax"})
 """The packages whose lines are not those of the user's program."""
@@ -34,6 +34,14 @@ class Description(NamedTuple):
     digest: int
     root: int
     line: str
+
+    @classmethod
+    def of(cls, fields: Any) -> Self:
+        """The description with these fields, which were stored or sent. Raises ValueError."""
+        match fields:
+            case [str(), str(), int(), str(), int(), int(), str()]:
+                return cls(*fields)
+        raise ValueError(f"{fields!r} describes no call")
 
 
 def line_of_program() -> str:

@@ -124,7 +124,7 @@ def _unpacked(row: Sequence[Any]) -> Record:
         found[str(name)] = Calls(
             str(name), str(label), int(size), int(index), bool(is_open), int(newest), numbers, began, ended, texts
         )
-    descriptions = {int(number): Description(*fields) for number, fields in described.items()}
+    descriptions = {int(number): Description.of(fields) for number, fields in described.items()}
     return Record(
         Path(f"rank-{int(facts['rank'])}{SUFFIX}"),
         facts,

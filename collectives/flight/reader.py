@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 import sys
 import time
@@ -25,6 +26,8 @@ from collectives.flight.description import Description
 from collectives.flight.folders import is_alive
 from collectives.flight.packing import unpacked
 
+_NAME: Final = re.compile("[0-9a-f]+-[0-9]+", re.ASCII)
+"""The begin of a communicator's name: its tag and its first rank."""
 _UNKNOWN: Final = Description("a call", "", 0, "", 0, -1, "")
 
 
@@ -70,6 +73,12 @@ class Calls:
     began: NDArray[np.int64]
     ended: NDArray[np.int64]
     texts: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.size:
+            raise ValueError(f"rank {self.index} of {self.size}")
+        if not _NAME.match(self.name):
+            raise ValueError(f"{self.name!r} is no name of a communicator")
 
 
 @dataclass(frozen=True)
@@ -198,8 +207,6 @@ def _calls(data: bytes, memory: mmap.mmap, at: int) -> Calls | None:
     if not words[layout.IN_USE]:
         return None
     name, size, index, label = unpacked(data, 8 * layout.NAME)
-    if not 0 <= index < size:
-        raise ValueError(f"rank {index} of {size}")
     newest, mask = int(words[layout.CALLS]), int(words[layout.KEPT_MASK])
     later = struct.unpack_from("q", memory, at + 8 * layout.CALLS)[0] + int(words[layout.OVERTAKEN])
     numbers = np.arange(
@@ -231,5 +238,5 @@ def _descriptions(memory: mmap.mmap) -> dict[int, Description]:
         if number and 0 < length <= layout.TEXT_BYTES - layout.TEXT_HEAD:
             data = memory[at + layout.TEXT_HEAD : at + layout.TEXT_HEAD + length]
             if struct.unpack_from("q", memory, at)[0] == number:
-                found[number] = Description(*msgpack.unpackb(data))
+                found[number] = Description.of(msgpack.unpackb(data))
     return found

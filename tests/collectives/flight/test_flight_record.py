@@ -242,6 +242,27 @@ def test_a_record_that_is_damaged_is_refused(tmp_path: Path, at: int, value: byt
         read(damaged, 0)
 
 
+@pytest.mark.parametrize("name", ["", "0", "0-", "-0", "world", "x-0", "0-x"])
+def test_a_record_with_a_wrong_name_of_a_communicator_is_refused(name: str) -> None:
+    """Its ranks could not be told."""
+    record = FlightRecord.create("w", 0, {"size": 1})
+    record.call_log(name, 1, 0, "world")
+    assert record.path is not None
+    with pytest.raises(UnreadableRecord, match="is no name of a communicator"):
+        read(record.path, 0)
+    record.close()
+
+
+@pytest.mark.parametrize("place", range(len(Description._fields)))
+def test_a_description_has_fields_of_its_types(place: int) -> None:
+    fields: list[Any] = list(Description("barrier()", "barrier", 0, "", 0, -1, ""))
+    assert Description.of(fields) == tuple(fields)
+    fields[place] = b"?"
+    for wrong in (fields, fields[:-1], None, "barrier"):
+        with pytest.raises(ValueError, match="describes no call"):
+            Description.of(wrong)
+
+
 def test_texts_that_utf_8_cannot_encode_are_kept_without_those_characters() -> None:
     """The name of a program or file that is not UTF-8, which Python gives as surrogates."""
     name = os.fsdecode(b"caf\xe9.py")
