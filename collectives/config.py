@@ -171,19 +171,21 @@ class Config(Settings):
         *,
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> Config:
         """Read and merge the settings.
 
         arguments    settings of `init`; they precede all others
         environment  variables to read in place of os.environ
         directory    directory of the file, in place of the working directory
+        origins      where variables come from, for messages: variable -> text; others from the environment
 
         Raises ConfigError naming the setting, its value, its source and the allowed values.
         """
         env = os.environ if environment is None else environment
         layers = [
             _from_file(env, Path() if directory is None else directory),
-            _from_environment(env),
+            _from_environment(env, origins or {}),
             _sort(arguments or {}, "argument"),
         ]
         values: dict[str, tuple[object, str]] = {}
@@ -244,7 +246,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     return [f"{name}{did_you_mean(name, known)}" for name in sorted(unknown)]
 
 
-def _from_environment(environment: Mapping[str, str]) -> _Layer:
+def _from_environment(environment: Mapping[str, str], origins: Mapping[str, str]) -> _Layer:
     """The settings and options of variables; an empty one counts as not set."""
     environment = {name: value for name, value in environment.items() if name.startswith(PREFIX) and value}
     settings: dict[str, tuple[object, str]] = {}
@@ -252,7 +254,7 @@ def _from_environment(environment: Mapping[str, str]) -> _Layer:
     for item in dataclasses.fields(Settings):
         variable = PREFIX + item.name.upper()
         if variable in environment:
-            settings[item.name] = (environment[variable], f"environment {variable}")
+            settings[item.name] = (environment[variable], origins.get(variable, f"environment {variable}"))
     own = {item.name.upper() for item in dataclasses.fields(Settings)} | set(_LAUNCHER)
     others = [name for name in environment if name.removeprefix(PREFIX) not in own]
     for name in registry.names() if others else ():
@@ -260,7 +262,7 @@ def _from_environment(environment: Mapping[str, str]) -> _Layer:
         for variable in others:
             if variable.startswith(prefix):
                 option = variable.removeprefix(prefix).lower()
-                source = f"environment {variable}"
+                source = origins.get(variable, f"environment {variable}")
                 transports.setdefault(name, {})[option] = (environment[variable], source)
     return settings, transports
 

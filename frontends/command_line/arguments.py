@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from transports.moments import LONGEST_WAIT
+
 _DIGITS: Final = 100
 """Digits of the longest number that is read: Python reads no number of some thousands."""
 
@@ -31,10 +33,7 @@ port = _integer(1, 65535, "a port, 1 to 65535")
 
 def seconds(text: str) -> float:
     """A number of seconds, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, 0 or more")
     return value
@@ -42,10 +41,27 @@ def seconds(text: str) -> float:
 
 def positive(text: str) -> float:
     """A number of seconds above 0, for argparse."""
-    value = seconds(text)
-    if not value:
+    value = _number(text)
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, more than 0")
     return value
+
+
+def interval(text: str) -> float:
+    """Seconds between two looks, for argparse."""
+    value = _number(text)
+    if not 0 < value <= LONGEST_WAIT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be a number of seconds, more than 0 and at most {LONGEST_WAIT:g}"
+        )
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def byte_count(text: str) -> int:
@@ -66,6 +82,24 @@ def output_file(text: str) -> Path:
         if not path.parent.is_dir():
             raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}")
         writable = os.access(path if path.exists() else path.parent, os.W_OK)
+    except OSError as error:  # a name too long, or a folder that may not be entered
+        raise argparse.ArgumentTypeError(f"{text!r}: cannot be written: {error.strerror}") from error
+    if not writable:
+        raise argparse.ArgumentTypeError(f"{text!r}: cannot be written")
+    return path
+
+
+def output_folder(text: str) -> Path:
+    """The path of a folder that the command will make if it is not there, for argparse: a mistake is found before the
+    work."""
+    path = Path(text)
+    if not text:
+        raise argparse.ArgumentTypeError("'': must be the path of a folder")
+    try:
+        found = next((each for each in (path, *path.absolute().parents) if each.exists()), path)
+        if not found.is_dir():
+            raise argparse.ArgumentTypeError(f"{text!r}: must be a folder, and {str(found)!r} is none")
+        writable = os.access(found, os.W_OK | os.X_OK)
     except OSError as error:  # a name too long, or a folder that may not be entered
         raise argparse.ArgumentTypeError(f"{text!r}: cannot be written: {error.strerror}") from error
     if not writable:

@@ -56,6 +56,11 @@ def translated(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in environment}
 
 
+def origins(found: Mapping[str, str]) -> dict[str, str]:
+    """The variables of Horovod from which `translated` has made those of Ronde, for messages."""
+    return {PREFIX + ours: f"environment {name}" for name, ours in SETTINGS.items() if PREFIX + ours in found}
+
+
 def timeline(environment: Mapping[str, str]) -> dict[str, str]:
     """The settings of the timeline that Horovod's variables name, {} if they name none."""
     path = environment.get(TIMELINE, "")

@@ -44,7 +44,7 @@ from collectives.launch.processes import (
 from collectives.launch.supervision import Meeting, OwnJob, attend, come, given_secret, lead, parse_address, supervise
 from collectives.scaling import Cooldown, Terms
 from frontends.command_line import horovod_settings
-from frontends.command_line.arguments import count, positive, seconds, whole
+from frontends.command_line.arguments import count, output_folder, positive, seconds, whole
 from frontends.command_line.host_arguments import add_host_names, add_ways, places_of
 from transports import launchers, registry
 from transports.auth import new_secret
@@ -169,7 +169,7 @@ def _add_output(group: Any) -> None:
     group.add_argument(
         "--output-filename",
         dest="output_folder",
-        type=Path,
+        type=output_folder,
         metavar="DIR",
         help="write the output of each rank also to DIR/rank.N/stdout and DIR/rank.N/stderr",
     )
@@ -336,6 +336,9 @@ def main(args: argparse.Namespace) -> int:
         settings.append(("tcp.interface", args.network_interface))
     extra = variables_of(settings, args.exported)
     if args.nodes is None:  # that is started on each node
+        alone = next((name for name in ("meet", "node_rank") if getattr(args, name) is not None), None)
+        if alone is not None:
+            args.parser.error(f"{_option(alone)}: is for nodes that are started by hand; give --nodes as well")
         launchers.check_started_once(os.environ, "ronde run")
     options = {
         "prefix": args.prefix,
@@ -363,9 +366,12 @@ def variables_of(settings: Sequence[tuple[str, str]], words: Sequence[str] = ())
     names = horovod_settings.ignored(os.environ)
     if names:
         sys.stderr.write(f"ronde: warning: no setting of Ronde is like {', '.join(names)}; see docs/launch-flags.md\n")
-    extra = {**horovod_settings.translated(os.environ), **exported(words, os.environ), **as_variables(settings)}
+    translated = horovod_settings.translated(os.environ)
+    given = {**exported(words, os.environ), **as_variables(settings)}
+    extra = {**translated, **given}
     check_free(extra)
-    Config.load(environment={**os.environ, **extra}).load_tls()
+    origins = horovod_settings.origins(translated) | dict.fromkeys(given, "the command line")
+    Config.load(environment={**os.environ, **extra}, origins=origins).load_tls()
     return extra
 
 

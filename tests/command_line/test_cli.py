@@ -126,7 +126,7 @@ def test_missing_program(command: list[str], capsys: pytest.CaptureFixture[str])
     [
         (["--set", "tmeout=3"], 2, "ronde run: --set tmeout=3: unknown setting (did you mean 'timeout'?)"),
         (["--set", "rank=3"], 2, "--set rank=3: unknown setting"),
-        (["--set", "timeout=soon"], 2, "timeout='soon' (from environment RONDE_TIMEOUT): must be a number"),
+        (["--set", "timeout=soon"], 2, "timeout='soon' (from the command line): must be a number"),
         (["--set", "tcp.nonsense=1"], 2, "transport 'tcp' has no setting 'nonsense'"),
         (["--set", "timeout"], 2, "must be KEY=VALUE"),
         (["--set", "timeout="], 2, "must be KEY=VALUE"),
@@ -216,6 +216,43 @@ def test_an_unknown_option_is_reported_by_its_command(
     err = capsys.readouterr().err
     assert f"ronde {words[0]}: error: " in err
     assert f"did you mean '{meant}'?" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--meet", "h1:29400"], "--meet: is for nodes that are started by hand; give --nodes as well"),
+        (["--node-rank", "0"], "--node-rank: is for nodes that are started by hand; give --nodes as well"),
+        (["--output-filename", ""], "--output-filename: '': must be the path of a folder"),
+        (["--output-filename", __file__], f"--output-filename: '{__file__}': must be a folder, and "),
+        (["--output-filename", f"{__file__}/logs"], f"must be a folder, and '{__file__}' is none"),
+        (["--output-filename", "x" * 300], ": cannot be written: File name too long"),
+        (["--start-timeout", "-1"], "--start-timeout: '-1': must be a number of seconds, more than 0"),
+        (["--start-timeout", "inf"], "--start-timeout: 'inf': must be a number of seconds, more than 0"),
+        (["--grace", "-1"], "--grace: '-1': must be a number of seconds, 0 or more"),
+    ],
+)
+def test_options_of_run_are_checked_before_the_start(
+    options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", *options, "true"])
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--every", "1e300"], "--every: '1e300': must be a number of seconds, more than 0 and at most 86400"),
+        (["--every", "0"], "--every: '0': must be a number of seconds, more than 0"),
+        (["--metrics", "--once"], "--metrics: serves until Ctrl-C; give it without --once"),
+        (["--web", "--stack", "0"], "--web: serves until Ctrl-C; give it without --stack"),
+    ],
+)
+def test_bad_options_of_top(options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits("top", *options) == 2
+    assert complaint in capsys.readouterr().err
 
 
 def loaded(code: str) -> set[str]:

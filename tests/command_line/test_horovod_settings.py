@@ -83,6 +83,36 @@ def test_options_are_settings() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "setting"),
+    [
+        ("HOROVOD_FUSION_THRESHOLD", "1e6", "fusion_bytes='1e6'"),
+        ("HOROVOD_STALL_CHECK_TIME_SECONDS", "-1", "stall=-1.0"),
+        ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "nan", "timeout=nan"),
+        ("HOROVOD_GLOO_TIMEOUT_SECONDS", "0", "connect_timeout=0.0"),
+    ],
+)
+def test_a_wrong_value_is_that_of_the_variable_of_horovod(
+    variable: str, value: str, setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.environ", environment({variable: value}))
+    assert cli.main(["run", "true"]) == 2
+    err = capsys.readouterr().err
+    assert setting in err
+    assert f"from environment {variable}" in err
+    assert "RONDE_" not in err
+
+
+@pytest.mark.parametrize("words", [("--set", "timeout=-1"), ("-x", "RONDE_TIMEOUT=-1")])
+def test_a_wrong_value_is_that_of_the_command_line(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.environ", environment({}))
+    assert cli.main(["run", *words, "true"]) == 2
+    assert "timeout=-1.0: must be a positive, finite number of seconds" in (err := capsys.readouterr().err)
+    assert "timeout from the command line" in err
+
+
 def test_start_timeout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command.start_timeout({}) == 30.0
     assert run_command.start_timeout({"HOROVOD_START_TIMEOUT": "90"}) == 90.0

@@ -77,8 +77,11 @@ def script(command: str, slots: int) -> Discovery:
 
 
 def host_file(path: Path, slots: int) -> Discovery:
-    """A host file that is read again each time. A host without a number has `slots`."""
+    """A host file that is read again each time. A host without a number has `slots`. Raises ConfigError if there is no
+    such file now."""
     where = f"--hostfile {path}"
+    if path.is_dir() or not os.access(path, os.R_OK):
+        raise ConfigError(f"{where}: must be a file that can be read")
 
     def find() -> Sequence[NamedHost]:
         try:

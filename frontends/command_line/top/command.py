@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from frontends.command_line.arguments import port, positive
+from frontends.command_line.arguments import interval, port
 from frontends.command_line.top.keys import Keys, keys, usable
 from frontends.command_line.top.sources import Here, Source
 from frontends.needs import needs
@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--address", default="127.0.0.1", help="address that --metrics listens at (default: this host alone reaches it)"
     )
     parser.add_argument(
-        "--every", type=positive, default=_EVERY, metavar="SECONDS", help=f"time between looks (default: {_EVERY:g})"
+        "--every", type=interval, default=_EVERY, metavar="SECONDS", help=f"time between looks (default: {_EVERY:g})"
     )
     ways = parser.add_argument_group("another host")
     ways.add_argument("-H", "--host", metavar="HOST", help="host with ranks of the job, which ssh reaches")
@@ -86,6 +86,10 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write("".join(f"{job.describe()}\n" for job in jobs()))
         return 0
     if args.web or args.metrics:
+        given = {"once": args.once, "json": args.json, "save": args.save, "stack": args.stack is not None}
+        for name in (name for name in given if given[name]):
+            served = "--web" if args.web else "--metrics"
+            args.parser.error(f"{served}: serves until Ctrl-C; give it without --{name}")
         return _serve(args)
     live = not (args.once or args.json or args.save or args.stack is not None) and usable()
     if live or not (args.json or args.save or args.stack is not None):

@@ -110,7 +110,12 @@ def test_a_script_that_is_gone(tmp_path: Path) -> None:
 
 def test_a_host_file_that_changes(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
+    for wrong in (path, tmp_path):
+        with pytest.raises(ConfigError, match=r"^--hostfile .*: must be a file that can be read$"):
+            host_file(wrong, 2)
+    path.write_text("")
     found = host_file(path, 2)
+    path.unlink()
     with pytest.raises(DiscoveryError, match="cannot be read"):
         found.find()
     path.write_text("h1 slots=4\nh2\n")
