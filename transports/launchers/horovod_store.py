@@ -66,7 +66,10 @@ class HorovodStore(KeyValue):
         left = seconds_until(deadline)
         if not left:
             raise DeadlineExceeded(f"horovodrun's store at {self._url} did not answer in time")
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=left)
+        try:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=left)
+        except http.client.InvalidURL as error:
+            raise RendezvousError(f"horovodrun's store at {self._url}: {error}") from error
         try:
             connection.request(method, f"/{_SCOPE}/{key}", value or None)
             response = connection.getresponse()

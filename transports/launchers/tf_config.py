@@ -39,7 +39,9 @@ def parse_task(text: str) -> ClusterTask | None:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{VARIABLE}: is not JSON ({error}); must be such as {_SHAPE}") from None
-    if not isinstance(config, dict) or not config.get("cluster"):
+    if not isinstance(config, dict):
+        raise ConfigError(f"{VARIABLE}={text!r}: must be such as {_SHAPE}")
+    if not config.get("cluster"):
         return None
     match config:
         case {"cluster": dict(cluster), "task": {"type": str(kind), "index": int() | str() as index}}:

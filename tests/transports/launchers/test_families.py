@@ -237,6 +237,7 @@ def test_one_rank_needs_no_way() -> None:
         (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, "PET_NPROC_PER_NODE='4': says that torchrun starts the processes"),
         ({"TF_CONFIG": "{"}, "TF_CONFIG: is not JSON"),
         ({"TF_CONFIG": "[" * 100_000}, "TF_CONFIG: is not JSON"),
+        ({"TF_CONFIG": "0"}, "TF_CONFIG='0': must be such as"),
         (
             TORCHRUN | {"RONDE_LAUNCHER": "slurm"},
             "RONDE_LAUNCHER='slurm': its variables are not set here",

@@ -173,6 +173,8 @@ def test_no_store_of_horovodrun() -> None:
         port = listener.getsockname()[1]
     with pytest.raises(RendezvousError, match=r"horovodrun's store at http://127.0.0.1:.* failed: .*refused"):
         HorovodStore("127.0.0.1", port).put("key", b"", soon())
+    with pytest.raises(RendezvousError, match=r"horovodrun's store at http:// .*control characters"):
+        HorovodStore(" ", port).put("key", b"", soon())
 
 
 # PMIx
