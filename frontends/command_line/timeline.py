@@ -37,6 +37,8 @@ examples:
 """
 _LANES: Final = ("collectives", "steps")
 """The tracks that are drawn, of all communicators together."""
+_MOST_SHOWN: Final = 200
+"""Characters of a damaged event that its error shows."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -153,9 +155,31 @@ def read(path: Path) -> list[dict[str, Any]]:
             events = list(_events(lines))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    if not events or events[0].get("name") != HEADER or not {*Header._fields, "zero"} <= set(events[0].get("args", ())):
+    if not events or events[0].get("name") != HEADER or not _is_header(events[0].get("args")):
         raise ConfigError(f"{path}: is not the timeline of a rank")
+    damaged = next((event for event in events if not _is_sound(event)), None)
+    if damaged is not None:
+        raise ConfigError(f"{path}: is damaged: {json.dumps(damaged)[:_MOST_SHOWN]}")
     return events
+
+
+def _is_header(fields: Any) -> bool:
+    """True for the fields of a Header and the `zero` beside them. All but the name of the host are integers."""
+    numbers = {*Header._fields, "zero"} - {"host"}
+    return isinstance(fields, dict) and "host" in fields and all(isinstance(fields.get(name), int) for name in numbers)
+
+
+def _is_sound(event: Mapping[str, Any]) -> bool:
+    """True for an event that has all that is read here, and of the right types."""
+    times = [event.get(name, 0) for name in ("ts", "dur")]
+    if not all(isinstance(time, int | float) and math.isfinite(time) for time in times):
+        return False
+    match event:
+        case {"ph": "X", "name": str(), "pid": int(), "ts": _, "dur": _, "cat": str(kinds), "args": dict(facts)}:
+            return _LANES[1] not in kinds.split() or isinstance(facts.get("kind"), str)
+        case {"ph": str(kind), "pid": int(), "args": dict()}:
+            return kind != "X"
+    return False
 
 
 def is_merged(path: Path) -> bool:

@@ -452,6 +452,37 @@ def test_merge_aligns_clocks(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "agree within 5 us" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("ph", None), ("pid", "0"), ("ts", "1"), ("ts", None), ("ts", float("inf")), ("dur", None), ("cat", 1)],
+        *[("name", None), ("args", []), ("args", {}), ("args", {"kind": 1})],
+    ],
+)
+def test_a_damaged_event_is_named(field: str, value: object, tmp_path: Path) -> None:
+    path = tmp_path / "0.json"
+    timeline = Timeline(path, Header(0, 1, "h", 7, 0, 0))
+    timeline.put([Event("steps", "send", now(), now() + 10, {"kind": "send"})])
+    timeline.close()
+    events = json.loads(path.read_text())
+    step = next(event for event in events if event.get("cat") == "steps")
+    step[field] = value
+    path.write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n")
+    with pytest.raises(ConfigError, match=r"0\.json: is damaged: \{"):
+        merge([path])
+
+
+@pytest.mark.parametrize("field", [*Header._fields, "zero"])
+def test_a_header_has_all_its_fields(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "0.json"
+    Timeline(path, Header(0, 1, "h", 7, 0, 0)).close()
+    events = json.loads(path.read_text())
+    del events[0]["args"][field]
+    path.write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n")
+    with pytest.raises(ConfigError, match="is not the timeline of a rank"):
+        merge([path])
+
+
 def test_a_merged_file_is_told_from_that_of_a_rank(tmp_path: Path) -> None:
     files = [str(tmp_path / f"{rank}.json") for rank in range(2)]
     for rank, name in enumerate(files):
