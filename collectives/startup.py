@@ -289,6 +289,7 @@ def _place_by_launcher(
             f"RONDE_JOIN, RONDE_STORE and RONDE_SECRET for a newcomer alone"
         )
     if launch is None:
+        launchers.check_rank_is_told(os.environ)
         return _Place(0, 1, MemoryStore(), b"")
     launchers.check_not_taken(launch, os.environ)
     store, secret = launchers.meet(

@@ -9,7 +9,14 @@ launcher's process on this host. `ronde` is the environment that our own launche
 
 from __future__ import annotations
 
-from transports.launchers.detection import VARIABLE, check_started_once, describe, find, without_launchers
+from transports.launchers.detection import (
+    VARIABLE,
+    check_rank_is_told,
+    check_started_once,
+    describe,
+    find,
+    without_launchers,
+)
 from transports.launchers.hosts import expand
 from transports.launchers.launch import Launch, check_not_taken, meet, take
 from transports.launchers.ronde import OF_A_RANK, Job, job_from_environment, job_to_environment
@@ -25,6 +32,7 @@ __all__ = [
     "Launch",
     "Starter",
     "check_not_taken",
+    "check_rank_is_told",
     "check_started_once",
     "describe",
     "expand",

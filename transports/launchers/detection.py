@@ -45,6 +45,19 @@ def without_launchers(env: Env) -> dict[str, str]:
     return {name: value for name, value in env.items() if not pattern.fullmatch(name) and name not in OF_A_RANK}
 
 
+def check_rank_is_told(env: Env) -> None:
+    """Raise ConfigError if a variable says that there are several ranks, and none says which one this is: each would
+    be a world of its own. To be called where `find` finds no launch."""
+    if _wanted(env) == "none":
+        return
+    for rank, size, *_ in (family.marks for family in FAMILIES if len(family.marks) > 1):
+        if rank not in env and re.fullmatch("[0-9]{1,9}", env.get(size, "")) and int(env[size]) > 1:
+            raise ConfigError(
+                f"{size}={env[size]}: says that there are several ranks, and {rank} is not set: set both, or "
+                f"{VARIABLE}=none for a world of one"
+            )
+
+
 def check_started_once(env: Env, name: str) -> None:
     """Raise ConfigError if a launcher has started this process, the launcher `name`, several times."""
     outer = nesting.started_copies(env) if _wanted(env) == "auto" else None
@@ -75,6 +88,8 @@ def describe(env: Env) -> dict[str, Any]:
             }
             if launch.size > 1:
                 found["meeting"] = launch.way().describe() + (", as a newcomer" if launch.joins else "")
+        else:
+            check_rank_is_told(env)
     except ConfigError as error:
         found |= {"meeting": "not possible", "problem": str(error)}
     return found

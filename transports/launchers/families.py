@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -155,7 +156,7 @@ def _with_either(env: Env, size: int, job: str) -> tuple[Way, ...]:
 def _with_torch(env: Env, size: int, job: str) -> tuple[Way, ...]:
     port = integer(env, "MASTER_PORT", 1, 65535, "is needed with MASTER_ADDR")
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        run = hashlib.sha256(job.encode()).hexdigest()[:16]
+        run = hashlib.sha256(os.fsencode(job)).hexdigest()[:16]
         connect = functools.partial(TorchStore, env["MASTER_ADDR"], port, f"ronde/{run}")
         return (*_by_hand(env), Published(f"torchrun's store at {env['MASTER_ADDR']}:{port}", connect))
     return (*_by_hand(env), AtAddress(env, env["MASTER_ADDR"]))
@@ -410,7 +411,7 @@ FAMILIES: Final = (
         _has(pmi.PORT, pmi.ID),
         _read_pmi_port,
         stays=_always,
-        marks=(pmi.PORT, pmi.ID),
+        marks=(pmi.ID, pmi.PORT),
         alone=_always,
         daemons=_HYDRA,
     ),

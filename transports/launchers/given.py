@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 from transports.auth import new_secret
 from transports.errors import RendezvousError
@@ -60,7 +61,7 @@ class GivenByHand(Way):
             return self._at_address(secret, meeting), secret
         store = open_store(self._url, b"", meeting.deadline, size=meeting.size)
         meeting.resources.callback(store.close)
-        store = store.prefixed(f"job-{hashlib.sha256(meeting.job.encode()).hexdigest()[:16]}")
+        store = store.prefixed(f"job-{hashlib.sha256(os.fsencode(meeting.job)).hexdigest()[:16]}")
         if secret is None:
             secret = store.set_default("secret", new_secret())
         return store, secret

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -65,6 +66,6 @@ def _leads_outward(text: str) -> bool:
 
 def derived_ports(job: str) -> list[int]:
     """The ports on which the store of a job may be, in the order in which they are tried."""
-    digest = hashlib.sha256(f"ports of {job}".encode()).digest()
+    digest = hashlib.sha256(os.fsencode(f"ports of {job}")).digest()
     numbers = [int.from_bytes(digest[2 * i : 2 * i + 2], "big") for i in range(CANDIDATES)]
     return list(dict.fromkeys(_LOWEST + number % (_HIGHEST + 1 - _LOWEST) for number in numbers))

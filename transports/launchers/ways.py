@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ class Meeting:
     @property
     def purpose(self) -> bytes:
         """The purpose of a store for this meeting, see TcpStoreServer: that of another job or meeting is refused."""
-        return f"store of {self.job}, meeting {self.history.number}".encode()
+        return os.fsencode(f"store of {self.job}, meeting {self.history.number}")
 
 
 class Way(ABC):

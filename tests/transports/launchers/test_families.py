@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from transports.errors import ConfigError
-from transports.launchers import Launch, check_not_taken, describe, find, take
+from transports.launchers import Launch, check_not_taken, check_rank_is_told, describe, find, take
 from transports.launchers.families import FAMILIES, first_pod
 
 SECRET = {"RONDE_SECRET": "5a" * 16}
@@ -250,6 +252,34 @@ def test_bad_variables(env: dict[str, str], text: str) -> None:
         find(env)
     assert str(caught.value).startswith(text)
     assert text in describe(env)["problem"]
+
+
+@pytest.mark.parametrize("name", sorted(EACH.keys() - {"ronde", "tf_config", "kubernetes"}))
+def test_several_ranks_of_which_none_is_told_are_an_error_and_no_worlds_of_one(name: str) -> None:
+    rank, size, *_ = next(family for family in FAMILIES if family.name == name).marks
+    env, _, count = EACH[name]
+    half = {size: env[size], "PATH": "/bin"}
+    assert find(half) is None
+    with pytest.raises(ConfigError) as caught:
+        check_rank_is_told(half)
+    assert str(caught.value).startswith(f"{size}={count}: says that there are several ranks, and ")
+    assert describe(half)["problem"] == str(caught.value)
+    for single in ({size: "1"}, {size: "x"}, {rank: env[rank]}, {**half, "RONDE_LAUNCHER": "none"}):
+        check_rank_is_told(single)
+
+
+@pytest.mark.processes
+def test_init_makes_no_world_of_a_rank_that_is_not_told() -> None:
+    program = "import ronde\ntry: ronde.init()\nexcept ronde.ConfigError as error: print(error)"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout.startswith("WORLD_SIZE=2: says that there are several ranks, and RANK is not set")
 
 
 def test_an_empty_variable_is_not_a_setting() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -75,6 +76,13 @@ def test_address_of_a_job(three: Ranks) -> None:
     histories = [History() for _ in range(3)]
     for _ in range(2):
         assert three.meet([way] * 3, histories) == [bytes.fromhex(SECRET)] * 3
+
+
+@pytest.mark.parametrize("kind", ["address", "folder"])
+def test_a_job_whose_id_is_not_utf_8(three: Ranks, tmp_path: Path, kind: str) -> None:
+    env = {"RONDE_SECRET": SECRET}
+    way = AtAddress(env, "localhost") if kind == "address" else GivenByHand(env, (tmp_path / "store").as_uri())
+    assert three.meet([way] * 3, job=os.fsdecode(b"job \xff")) == [bytes.fromhex(SECRET)] * 3
 
 
 def test_fixed_port(three: Ranks) -> None:
