@@ -205,11 +205,11 @@ def alltoall_async(
 
     splits   rows for each rank; equal parts by default
 
-    `synchronize` returns the received tensor; with splits, also the number of rows received from each rank. Raises
-    ValueError for splits that do not fit.
+    `synchronize` returns the received tensor; with splits, also the number of rows received from each rank, as int64 if
+    the splits are, else int32. Raises ValueError for splits that do not fit.
     """
     given = splits.tolist() if isinstance(splits, torch.Tensor) else splits
-    kind = splits.dtype if isinstance(splits, torch.Tensor) else torch.int32
+    kind = torch.int64 if isinstance(splits, torch.Tensor) and splits.dtype == torch.int64 else torch.int32
 
     def finish(came: torch.Tensor, rows: Any) -> Any:
         return came if splits is None else (came, torch.from_numpy(rows).to(kind))

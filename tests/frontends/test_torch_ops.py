@@ -79,6 +79,10 @@ def all_forms(rank: int, size: int) -> None:
         expected = [1 + peer if rank == size - 1 else 1 for peer in range(size)]
         assert counts.tolist() == expected
         assert torch.equal(came, torch.repeat_interleave(torch.arange(size), torch.tensor(expected)).to(dtype))
+        given = torch.tensor([300] * size if rank else [1] * size, dtype=torch.int64 if rank else torch.int8)
+        came, counts = hvd.alltoall(torch.ones(int(given.sum(dtype=torch.int64))).to(dtype), given)
+        assert counts.dtype == (torch.int64 if rank else torch.int32)
+        assert counts.tolist() == [1] + [300] * (size - 1)  # more than an int8 holds
         part = hvd.reducescatter(torch.arange(2 * size).to(dtype), op=hvd.Sum)
         assert torch.equal(part, torch.arange(2 * rank, 2 * rank + 2).to(dtype) * size)
         parts = hvd.grouped_reducescatter([torch.ones(size).to(dtype), torch.ones(size, 2).to(dtype)], op=hvd.Sum)
