@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import collectives as ronde
-from collectives.execution.windows import Place
+from collectives.planning.call import WindowOffset
 from frontends.command_line.bench import machine
 
 Array = np.ndarray[Any, Any]
@@ -43,7 +43,7 @@ def medians(world: ronde.Communicator, calls: dict[str, Callable[[], object]]) -
     """Median seconds of each call, run in turns."""
     for call in calls.values():
         call()
-    times = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():
             times[name].append(slowest(world, call))
@@ -68,7 +68,7 @@ def main() -> None:
     a, b = np.zeros(count, np.float32), np.zeros(count, np.float32)
     shared = world.empty(count, np.float32)
     peers = [
-        shared if peer == rank else world._windows.part(Place(1, 0), peer, 0, NBYTES).view(np.float32)
+        shared if peer == rank else world._windows.part(WindowOffset(1, 0), peer, 0, NBYTES).view(np.float32)
         for peer in range(size)
     ]
     share = count // size

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import socket
 import sys
@@ -37,12 +38,16 @@ class Library(ABC):
     """The algorithm of Ronde's allreduces; None for its own choice."""
 
     def array(self, count: int) -> Array:
-        """An array in the kind of memory that is measured. A large one begins on a huge page: otherwise it has huge
-        pages or not by chance, and calls take up to twice as long in one process as in another."""
+        """An array in the kind of memory that is measured. A large one is mapped, and begins on a huge page. In memory
+        that the C library uses again it would have huge pages or not by chance, and calls would take up to twice as
+        long in one process as in another."""
         nbytes = 4 * count
         if nbytes < HUGE_PAGE:
             return np.empty(count, np.float32)
-        memory = np.empty(nbytes + 2 * HUGE_PAGE, np.uint8)  # large enough for NumPy to ask for huge pages
+        mapped = mmap.mmap(-1, nbytes + HUGE_PAGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        memory = np.frombuffer(mapped, np.uint8)
         start = -memory.ctypes.data % HUGE_PAGE
         return memory[start : start + nbytes].view(np.float32)
 
