@@ -42,11 +42,10 @@ class Library(ABC):
         that the C library uses again it would have huge pages or not by chance, and calls would take up to twice as
         long in one process as in another."""
         nbytes = 4 * count
-        if nbytes < HUGE_PAGE:
+        if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
             return np.empty(count, np.float32)
-        mapped = mmap.mmap(-1, nbytes + HUGE_PAGE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
+        mapped = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapped.madvise(mmap.MADV_HUGEPAGE)
         memory = np.frombuffer(mapped, np.uint8)
         start = -memory.ctypes.data % HUGE_PAGE
         return memory[start : start + nbytes].view(np.float32)
