@@ -34,7 +34,7 @@ A = TypeVar("A")
 _SPIN: Final = 40e-6
 _YIELDS_FOR: Final = 100e-6
 _LOOK_EVERY: Final = 30e-3
-"""As long as the longest sleep of a wait: a look wakes the process."""
+"""Seconds; the longest sleep of a wait is as long, since a look wakes the process."""
 _MOST_WATCHED: Final = 64
 """Number of peers whose processes a rank watches: the next ones, so that each process is watched by some rank."""
 _OFFER: Final = 1
