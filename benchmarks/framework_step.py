@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import time
 from collections.abc import Callable
@@ -28,8 +27,10 @@ from typing import Any, Final
 import numpy as np
 
 import collectives as ronde
+from collectives.launch.store_keeper import free_port
 from frontends.command_line.bench import machine
 
+HOST: Final = "127.0.0.1"
 LEARNING_RATE: Final = 0.01
 Contender = tuple[Callable[[], object], Callable[[], Any]]
 """Its step, and its parameters of the first layer."""
@@ -38,7 +39,7 @@ Contender = tuple[Callable[[], object], Callable[[], Any]]
 def tensorflow_steps(layers: int, width: int, batch: int) -> dict[str, Contender]:
     """The contenders of TensorFlow."""
     comm = ronde.world()
-    addresses = comm.allgather_object(f"127.0.0.1:{_free_port()}")
+    addresses = comm.allgather_object(f"{HOST}:{free_port(HOST)}")
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": comm.rank}}
     )
@@ -92,7 +93,7 @@ def tensorflow_steps(layers: int, width: int, batch: int) -> dict[str, Contender
 def jax_steps(layers: int, width: int, batch: int) -> dict[str, Contender]:
     """The contenders of JAX."""
     comm = ronde.world()
-    address = comm.broadcast_object(f"127.0.0.1:{_free_port()}")
+    address = comm.broadcast_object(f"{HOST}:{free_port(HOST)}")
     import jax
     import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -146,12 +147,6 @@ def _weights(layers: int, width: int) -> list[Any]:
     """The same on all ranks."""
     random = np.random.default_rng(0)
     return [(random.standard_normal((width, width)) * (2 / width) ** 0.5).astype(np.float32) for _ in range(layers)]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def measure(framework: str, layers: int, width: int, batch: int, turns: int) -> dict[str, list[float]]:

@@ -6,9 +6,18 @@ import time
 from typing import Final
 
 LONGEST_WAIT: Final = 86400.0
-"""Seconds that a wait lasts at most. poll and epoll take 24 days, and sockets 292 years; the caller looks again."""
+"""Seconds that a wait lasts at most: poll and epoll take 24 days, and sockets 292 years. Loops look again."""
 
 
 def seconds_until(moment: float) -> float:
     """Seconds up to a moment, 0 for one that has passed, and at most LONGEST_WAIT."""
     return min(max(0.0, moment - time.monotonic()), LONGEST_WAIT)
+
+
+def seconds_left(deadline: float) -> float:
+    """The same, for the timeout of a socket, where 0 means that it never waits. Raises TimeoutError once `deadline` has
+    passed."""
+    left = seconds_until(deadline)
+    if not left:
+        raise TimeoutError("timed out")
+    return left

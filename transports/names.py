@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from transports.moments import seconds_until
+from transports.moments import seconds_left, seconds_until
 
 T = TypeVar("T")
 
@@ -50,9 +50,7 @@ def connect(address: tuple[str, int], deadline: float) -> socket.socket:
     host, port = address
     cause: OSError = OSError(f"the name {host!r} has no address")
     for family, kind, protocol, _, target in resolve(host, port, socket.SOCK_STREAM, deadline):
-        left = seconds_until(deadline)
-        if not left:
-            raise TimeoutError("timed out")
+        left = seconds_left(deadline)
         link = socket.socket(family, kind, protocol)
         try:
             link.settimeout(left)

@@ -31,37 +31,24 @@ count = _integer(1, 65536, "an integer, 1 to 65536")
 port = _integer(1, 65535, "a port, 1 to 65535")
 
 
-def seconds(text: str) -> float:
-    """A number of seconds, for argparse."""
-    value = _number(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, 0 or more")
-    return value
+def _duration(fits: Callable[[float], bool], allowed: str) -> Callable[[str], float]:
+    """A reader of seconds, for argparse."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, {allowed}")
+        return value
+
+    return read
 
 
-def positive(text: str) -> float:
-    """A number of seconds above 0, for argparse."""
-    value = _number(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, more than 0")
-    return value
-
-
-def interval(text: str) -> float:
-    """Seconds between two looks, for argparse."""
-    value = _number(text)
-    if not 0 < value <= LONGEST_WAIT:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: must be a number of seconds, more than 0 and at most {LONGEST_WAIT:g}"
-        )
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+seconds = _duration(lambda value: 0 <= value < math.inf, "0 or more")
+positive = _duration(lambda value: 0 < value < math.inf, "more than 0")
+interval = _duration(lambda value: 0 < value <= LONGEST_WAIT, f"more than 0 and at most {LONGEST_WAIT:g}")
 
 
 def byte_count(text: str) -> int:

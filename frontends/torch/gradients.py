@@ -148,9 +148,9 @@ class Memory:
 
 
 class Slot:
-    """Memory of one parameter's gradient: with `as_view` the gradient is a view of it."""
+    """Memory of one parameter's gradient."""
 
-    __slots__ = ("_dtype", "_memory", "_parameter", "_shape", "_start", "_stride", "_view", "address", "as_view")
+    __slots__ = ("_dtype", "_memory", "_parameter", "_shape", "_start", "_stride", "_view", "address")
 
     def __init__(self, parameter: Parameter, memory: Memory, start: int) -> None:
         """`start` is the number of the first element."""
@@ -159,7 +159,6 @@ class Slot:
         self._start = start
         self._shape, self._stride, self._dtype = parameter.shape, parameter.stride(), parameter.dtype
         self.address = memory.address + start * memory.itemsize
-        self.as_view = memory.as_view
         self._view: torch.Tensor | None = None
         memory.slots.append(self)
 
@@ -181,7 +180,7 @@ class Slot:
         if self._view is not None:
             return self._view
         view = self._memory.tensor().as_strided(self._shape, self._stride, self._start)
-        if not self.as_view:
+        if not self._memory.as_view:
             self._view = view
         return view
 
@@ -197,7 +196,7 @@ class Slot:
     def can_replace(self, gradient: torch.Tensor) -> bool:
         """True if the slot is to become the parameter's gradient instead of this one. Not if the program has changed
         the dtype between two passes of a step."""
-        return self.as_view and not gradient.requires_grad and gradient.dtype is self._dtype
+        return self._memory.as_view and not gradient.requires_grad and gradient.dtype is self._dtype
 
 
 class Group:

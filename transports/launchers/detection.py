@@ -10,7 +10,7 @@ from transports.launchers import nesting
 from transports.launchers.families import FAMILIES, Family
 from transports.launchers.launch import Launch
 from transports.launchers.ronde import OF_A_RANK
-from transports.launchers.variables import Env
+from transports.launchers.variables import Env, number_of
 
 VARIABLE: Final = "RONDE_LAUNCHER"
 """The setting by which the user says which launcher it is."""
@@ -51,7 +51,7 @@ def check_rank_is_told(env: Env) -> None:
     if _wanted(env) == "none":
         return
     for rank, size, *_ in (family.marks for family in FAMILIES if len(family.marks) > 1):
-        if rank not in env and re.fullmatch("[0-9]{1,9}", env.get(size, "")) and int(env[size]) > 1:
+        if rank not in env and (number_of(env.get(size, "")) or 0) > 1:
             raise ConfigError(
                 f"{size}={env[size]}: says that there are several ranks, and {rank} is not set: set both, or "
                 f"{VARIABLE}=none for a world of one"

@@ -25,7 +25,7 @@ from transports.launchers.ronde import JOIN, NAME, RANK, SIZE, STORE, job_from_e
 from transports.launchers.tf_config import VARIABLE as TF_CONFIG
 from transports.launchers.tf_config import parse_task
 from transports.launchers.torch_store import TorchStore
-from transports.launchers.variables import Env, integer, shown
+from transports.launchers.variables import Env, integer, number_of, shown
 from transports.launchers.ways import Way
 
 _HYDRA: Final = ("hydra_pmi_proxy", "hydra_bstrap_pr")
@@ -65,10 +65,10 @@ class Family:
 
     def place(self, env: Env) -> tuple[int, int] | None:
         """Rank and size; None if `env` does not say them by two numbers."""
-        values = [env.get(name, "") for name in self.marks[:2]]
-        if len(values) < 2 or not all(re.fullmatch("[0-9]{1,9}", value) for value in values):
-            return None
-        return int(values[0]), int(values[1])
+        match [number_of(env.get(name, "")) for name in self.marks[:2]]:
+            case [int(rank), int(size)]:
+                return rank, size
+        return None
 
     def differs(self, one: Env, other: Env) -> bool:
         """True if the launcher says something else in the other environment, or nothing."""

@@ -30,7 +30,7 @@ from typing import Final
 from transports import names
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
 from transports.launchers.keyvalue import KeyValue
-from transports.launchers.variables import Env, integer
+from transports.launchers.variables import Env, integer, number_of
 from transports.moments import seconds_until
 
 FD: Final = "PMI_FD"
@@ -238,6 +238,7 @@ def _field(fields: dict[str, str], name: str) -> str:
 
 def _number(fields: dict[str, str], name: str) -> int:
     text = _field(fields, name)
-    if not re.fullmatch("[0-9]{1,9}", text):
+    value = number_of(text)
+    if value is None:
         raise RendezvousError(f"the launcher's PMI-1 said {name}={text[:100]!r}, where a number should be")
-    return int(text)
+    return value

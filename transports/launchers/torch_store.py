@@ -14,7 +14,7 @@ from typing import Final
 from transports import names
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.launchers.keyvalue import KeyValue
-from transports.moments import seconds_until
+from transports.moments import seconds_left
 from transports.rendezvous import format_url
 
 _VALIDATE: Final = 0
@@ -73,7 +73,7 @@ class TorchStore(KeyValue):
 
     def _send(self, data: bytes, deadline: float) -> None:
         try:
-            self._socket.settimeout(_left(deadline))
+            self._socket.settimeout(seconds_left(deadline))
             self._socket.sendall(data)
         except OSError as error:
             raise self._failed(error) from error
@@ -82,7 +82,7 @@ class TorchStore(KeyValue):
         data = bytearray()
         try:
             while len(data) < count:
-                self._socket.settimeout(_left(deadline))
+                self._socket.settimeout(seconds_left(deadline))
                 piece = self._socket.recv(count - len(data))
                 if not piece:
                     raise ConnectionResetError("it closed the connection")
@@ -99,10 +99,3 @@ class TorchStore(KeyValue):
 
 def _counted(data: bytes) -> bytes:
     return struct.pack("=Q", len(data)) + data
-
-
-def _left(deadline: float) -> float:
-    left = seconds_until(deadline)
-    if not left:
-        raise TimeoutError("timed out")
-    return left

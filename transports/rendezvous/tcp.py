@@ -17,7 +17,7 @@ from transports.descriptors import explained, lacks
 from transports.errors import ConnectError, DeadlineExceeded, RendezvousError
 from transports.forking import register
 from transports.interfaces import outward_address
-from transports.moments import seconds_until
+from transports.moments import seconds_left
 from transports.packed import pack, unpack
 from transports.rendezvous import sockets
 from transports.rendezvous.server import TcpStoreServer
@@ -233,7 +233,7 @@ class TcpStore(Store):
         return result
 
     def _exchange(self, link: socket.socket, request: list[object], deadline: float) -> list[object]:
-        link.settimeout(_left(deadline))
+        link.settimeout(seconds_left(deadline))
         link.sendall(encode([0, *request]))
         (length,) = HEADER.unpack(_receive(link, HEADER.size, deadline))
         if length > MAX_FRAME:
@@ -302,7 +302,7 @@ class TcpStore(Store):
                 raise ConnectionRefusedError("no process listens there")
             sockets.tune(link)
             if self._tls is not None:
-                link.settimeout(_left(deadline))
+                link.settimeout(seconds_left(deadline))
                 link = self._tls.call(link)
             proof = Client(self._secret, self._purpose if self._tls is None else self._tls.bind(link, self._purpose))
             link.sendall(proof.hello)
@@ -380,7 +380,7 @@ class _Awaited(Awaited):
                     if number != 0:
                         raise ValueError("it sent an invalid answer")
                     return answer
-            link.settimeout(_left(until))
+            link.settimeout(seconds_left(until))
             got = link.recv(need - len(inbox))
             if not got:
                 raise ConnectionResetError("the connection was closed by the other end")
@@ -390,13 +390,6 @@ class _Awaited(Awaited):
         self.close()
         self._client._check_open()
         return RendezvousError(f"the store at {self._client.url} failed to answer: {error}")
-
-
-def _left(deadline: float) -> float:
-    left = seconds_until(deadline)
-    if not left:
-        raise TimeoutError("timed out")
-    return left
 
 
 def _challenge(link: socket.socket, deadline: float) -> bytes:
@@ -423,7 +416,7 @@ def _receive(link: socket.socket, count: int, deadline: float) -> bytes:
 def _fill(link: socket.socket, data: bytearray, deadline: float) -> None:
     view = memoryview(data)
     while view:
-        link.settimeout(_left(deadline))
+        link.settimeout(seconds_left(deadline))
         got = link.recv_into(view)
         if not got:
             raise ConnectionResetError("the connection was closed by the other end")
