@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -333,7 +334,16 @@ KEEPERS = {"worlds", "pool", "frameworks", "ray_cluster", "dask_client", "spark"
 
 
 def belongs(path: Path, folder: str) -> bool:
-    return path.is_relative_to(TESTS / folder)
+    return folder in _places(path)
+
+
+@cache
+def _places(path: Path) -> set[str]:
+    """The file and the folders that hold it, relative to TESTS."""
+    if not path.is_relative_to(TESTS):
+        return set()
+    within = path.relative_to(TESTS)
+    return {place.as_posix() for place in (within, *within.parents)}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

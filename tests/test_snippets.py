@@ -311,5 +311,6 @@ def test_an_algorithm_is_added_as_the_architecture_page_says(monkeypatch: pytest
         prove(algorithms("broadcast")["one_by_one"], size, root=size - 1)
 
 
+@pytest.mark.long
 def test_a_transport_is_judged_as_the_architecture_page_says() -> None:
     exec(snippets("docs/architecture.md")[1], {})

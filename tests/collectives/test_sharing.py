@@ -91,6 +91,7 @@ def test_large_arrays_are_shared_within_the_context_alone() -> None:
     del large, zeros, shared
 
 
+@pytest.mark.long
 def test_contents_survive_any_order_of_making_resizing_and_dropping() -> None:
     rng = random.Random(7)
     kept: list[tuple[np.ndarray[Any, Any], int]] = []
@@ -346,6 +347,7 @@ def test_bits_are_those_of_private_arrays(size: int) -> None:
         world.run(body)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [2, 4])
 def test_no_call_on_shared_arrays_reads_by_the_kernel(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, start: int, target: Any) -> None:

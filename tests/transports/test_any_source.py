@@ -28,6 +28,7 @@ def take(transport: Transport) -> Arrival:
     return request.arrival
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [("east", "west"), ("east", "east", "west"), ("east", "west", "west")])
 def test_auto_over_two_transports_keeps_the_contract(hosts: tuple[str, ...]) -> None:
     make = backend_of("auto")

@@ -16,6 +16,7 @@ from transports.testing import check_transport, exercise
 SECONDS = 60.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(registry.BUILT_IN))
 @pytest.mark.parametrize("sizes", [(1, 2, 3), (1, 2, 3, 5)], ids=lambda sizes: str(sizes[-1]))
 def test_threads(name: str, sizes: tuple[int, ...]) -> None:

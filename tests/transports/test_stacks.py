@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from transports.stacks import DEPTH, stack_of
 
 
@@ -98,6 +100,7 @@ def test_of_more_than_a_hundred_threads_the_oldest_are_not_shown() -> None:
             thread.join()
 
 
+@pytest.mark.long
 def test_threads_that_run_meanwhile_and_end() -> None:
     """Frames come and go in them as fast as they can."""
     over = threading.Event()

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 
 from collectives import AbortedError, Communicator, MismatchError
 from collectives.compression import BF16, FP16, Cast, Compressor, Int8, PowerSGD, State, TopK, Uncompressed
@@ -494,6 +493,8 @@ class Digits:
     """Logistic regression on all digits by gradient descent, every rank with a part of them."""
 
     def __init__(self) -> None:
+        from sklearn.datasets import load_digits  # takes a second
+
         data = load_digits()
         self.x = data.data / 16 - (data.data / 16).mean(0)
         self.y = np.eye(10)[data.target]

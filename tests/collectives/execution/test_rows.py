@@ -48,6 +48,7 @@ def test_rows_that_stand_alone_do_the_same(transport: str, size: int) -> None:
         world.run(body)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize(
     ("transport", "compiled"), [("local", ["off"]), ("shm", ["off"]), ("shm", ["on"]), ("shm", ["on", "off"])]

@@ -65,6 +65,7 @@ def test_ranks_may_work_in_place_or_not_each_as_it_likes(transport: str, size: i
         world.run(body)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["local", "shm"])
 def test_both_ways_give_the_same(transport: str) -> None:
     size = 3
@@ -252,6 +253,7 @@ def test_copies_take_the_place_of_arrays(monkeypatch: pytest.MonkeyPatch, in_pla
         world.run(body)
 
 
+@pytest.mark.long
 def test_copies_stay_until_no_rank_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 notices before rank 0 that rank 2 has another shape, and has no use for its copy any more."""
     count = 6 << 20  # NumPy gives it back to the system at once

@@ -60,6 +60,7 @@ def test_small_calls_keep_their_slot_and_large_ones_rotate() -> None:
     assert plan_of(0, 2, "allreduce", "direct", 1 << 22).staging_slots == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["local", "shm"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_mixed_calls_get_their_own_data(transport: str, size: int) -> None:

@@ -120,6 +120,7 @@ def test_averages_of_any_numbers(worlds: Worlds, data: st.DataObject, size: int,
     check(agreed(found), xs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("transport", MADE)
 @pytest.mark.parametrize("compiled", ["off", "on"])

@@ -146,6 +146,7 @@ def exchange(comm: Communicator, seed: int) -> dict[str, int]:
     return kinds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("transport", ALL)
 def test_random_messages_against_a_model(worlds: Worlds, transport: str, size: int) -> None:
@@ -153,6 +154,7 @@ def test_random_messages_against_a_model(worlds: Worlds, transport: str, size: i
         assert set(kinds) == {"source", "tag", "both", "neither"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [("east", "west", "west"), ("east", "east", "west", "west", "north")])
 def test_random_messages_over_two_transports_at_once(hosts: tuple[str, ...]) -> None:
     with world_of("auto", len(hosts), hosts=hosts) as world:

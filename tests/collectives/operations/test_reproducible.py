@@ -193,6 +193,7 @@ def ways(comm: Communicator, x: Array, op: str, options: dict[str, Any], drawn: 
     yield comm.allgather(by(drawn["reduce_scatter"], comm.reduce_scatter, x, op, counts=counts, **options))
 
 
+@pytest.mark.long
 @given(data=st.data())
 def test_reproducible(worlds: Worlds, data: st.DataObject) -> None:
     where = data.draw(st.sampled_from(list(WORLDS)), label="where")

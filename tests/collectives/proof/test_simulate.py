@@ -26,6 +26,7 @@ def seconds(collective: str, name: str, size: int, nbytes: int, model: Model = W
     return simulate(algorithms(collective)[name], size, nbytes, model, **more).seconds  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("collective", SPECS)
 def test_the_cost_formulas_agree_with_the_simulation(collective: str) -> None:
     """Within a factor of 1.75, for latency and bandwidth, with and without segments, inside a host and across; ranks of

@@ -109,6 +109,7 @@ def examined(probes: list[ProbeHere]) -> Findings:
         return check(probes, pool, interface="127.0.0.1", start_seconds=30)
 
 
+@pytest.mark.long
 def test_a_ring_of_seven() -> None:
     with ExitStack() as stack:
         probes = [stack.enter_context(closing(ProbeHere(f"h{number}"))) for number in range(7)]
