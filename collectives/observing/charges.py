@@ -29,8 +29,6 @@ from collectives.observing.comparing import (
     hostname_of,
 )
 
-_LONGEST_PERIOD: Final = 256
-"""Calls of a step that are looked for."""
 _LONGEST_CHAIN: Final = 64
 """Ranks that wait for each other in turn, through which a wait is followed."""
 
@@ -205,36 +203,6 @@ class Charges:
             found[hostname_of(record)] += float(self.caused[record.rank])
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
-    def by_step(self) -> list[NDArray[np.float64]]:
-        """The seconds caused by each rank, for each step of the program, the oldest first. A step is the sequence of
-        calls that the communicator with the most calls repeats; one call where none repeats."""
-        joints = [joint for joint in self.world.joints.values() if not joint.is_messages and len(joint.rows.numbers)]
-        if not joints:
-            return []
-        joint = max(joints, key=lambda joint: len(joint.rows.numbers))
-        period = _period(joint.rows.kinds)
-        ends = joint.rows.began.max(axis=1)[period - 1 :: period]
-        edges = np.append(ends[ends > self.began], NEVER)
-        steps = np.searchsorted(edges, self.waits.ended, "left")
-        size = self.world.size
-        flat = _sums(steps * size + self.waits.culprit, self.waits.seconds, len(edges) * size)
-        found = flat.reshape(-1, size)
-        return list(found if found[-1].any() else found[:-1])
-
-    def over_time(self, bins: int) -> NDArray[np.float64]:
-        """The part of the time that each rank has waited, 0 to 1, in equal parts of the time: element [rank, part]."""
-        edges = np.linspace(self.began, max(self.ended, self.began + bins), bins + 1)
-        found = np.zeros((self.world.size, bins))
-        for rank in np.unique(self.waits.rank).tolist():
-            mine = self.waits.where(self.waits.rank == rank)
-            times = np.concatenate([mine.began, mine.ended])
-            order = np.argsort(times, kind="stable")
-            times = times[order]
-            slopes = np.cumsum(np.concatenate([mine.weight, -mine.weight])[order])
-            waited = np.concatenate([[0.0], np.cumsum(np.diff(times) * slopes[:-1])])
-            found[rank] = np.diff(np.interp(edges, times, waited)) / (edges[1] - edges[0])
-        return np.clip(found, 0.0, 1.0)
-
 
 def _sums(indices: NDArray[np.int64], values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """The sum of the values of each index."""
@@ -402,12 +370,3 @@ def _split(waits: Waits, others: Waits) -> tuple[Waits, Waits]:
     stay.began[:] = begins[np.lexsort((begins, owners))]
     stay.ended[:] = ends[np.lexsort((ends, owners))]
     return stay.where(stay.ended > stay.began), passed
-
-
-def _period(kinds: NDArray[np.int64]) -> int:
-    """The number of calls after which their sequence repeats, in its later half; 1 if it does not."""
-    later = kinds[len(kinds) // 2 :]
-    for period in range(1, min(_LONGEST_PERIOD, len(later) // 2) + 1):
-        if np.array_equal(later[period:], later[:-period]):
-            return period
-    return 1
