@@ -3,6 +3,7 @@
     python benchmarks/torch_step.py                                  2 ranks, shm, 100 MB of gradients
     python benchmarks/torch_step.py --batch 128 --json benchmarks/results/torch-step-2-ranks-shm.json
     python benchmarks/torch_step.py --norm --layers 120 --width 64 --batch 16          many small tensors
+    python benchmarks/torch_step.py compute hvd horovod              beside Horovod, where it is installed
 
 All are run by the same processes, one after the other and in changing order, `--rounds` times; a time is that of the
 slowest rank. Contenders:
@@ -14,6 +15,8 @@ slowest rank. Contenders:
     ddp ronde    the same with DistributedDataParallel over the backend `ronde`
     flat         an allreduce in place of one array as large as all gradients
     grouped      an allreduce in place of arrays like the gradients
+    horovod      Horovod's DistributedOptimizer, by gloo over TCP; only if it is named, since its thread, which wakes
+                 each millisecond, takes time from the others (benchmarks/README.md tells how to build it)
 
 The ratios are medians over the rounds of ratios within a round. "ddp gloo / hvd" above 1: Ronde's step is faster.
 "hvd / longer" compares with the longer of compute and flat, the time of a step in which one hides the other completely.
@@ -25,12 +28,13 @@ it is about as short as possible, since reading the weights takes time too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +53,7 @@ KEEP = {"MALLOC_TRIM_THRESHOLD_": "16000000000", "MALLOC_MMAP_THRESHOLD_": "1000
 """Environment in which glibc keeps freed memory. Gradients are freed in every step. By default glibc returns their
 pages to the system or not, depending on later allocations, which made one contender or another slower by half."""
 CONTENDERS = ("compute", "hvd", "hvd views", "ddp gloo", "ddp ronde", "flat", "grouped")
+HOROVOD = "horovod"
 
 
 def network(options: argparse.Namespace) -> torch.nn.Sequential:
@@ -90,6 +95,13 @@ def steps(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
         hvd.broadcast_parameters(model.state_dict(), 0)
         return training(model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **how))
 
+    def by_horovod() -> Callable[[], object]:
+        import horovod.torch as horovod
+
+        model, optimizer = plain()
+        horovod.broadcast_parameters(model.state_dict(), 0)
+        return training(model, horovod.DistributedOptimizer(optimizer, model.named_parameters()))
+
     arrays = [np.ones(tuple(parameter.shape), np.float32) for parameter in network(options).parameters()]
     flat = np.ones(sum(array.size for array in arrays), np.float32)
     return {
@@ -100,13 +112,41 @@ def steps(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
         "ddp ronde": parallel(dist.new_group(backend="ronde")),
         "flat": lambda: comm.allreduce(flat, "average", out=flat),
         "grouped": lambda: comm.grouped_allreduce(arrays, "average", out=arrays),
-    }
+    } | ({HOROVOD: by_horovod()} if HOROVOD in options.contenders else {})
 
 
-def rank_body(options: argparse.Namespace, meeting: str) -> dict[str, list[float]]:
+@contextlib.contextmanager
+def horovod_meeting(size: int) -> Iterator[int]:
+    """Serves the store where Horovod's ranks, all on this host, meet; gives its port."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()
+    port = server.start()
+    server.init(get_host_assignments(parse_hosts(f"localhost:{size}"), size))
+    try:
+        yield port
+    finally:
+        server.stop()
+
+
+def start_horovod(rank: int, size: int, port: int) -> None:
+    """Start Horovod in this process, by the variables that its launcher sets."""
+    import horovod.torch as horovod
+
+    given = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    given |= {"HOSTNAME": "localhost", "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": "lo"}
+    given |= {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": port}
+    os.environ.update({f"HOROVOD_{name}": str(value) for name, value in given.items()})
+    horovod.init()
+
+
+def rank_body(options: argparse.Namespace, meeting: str, horovod_port: int) -> dict[str, list[float]]:
     """One rank: its seconds per step for each contender and round."""
     torch.set_num_threads(options.threads)
     comm = collectives.world()
+    if horovod_port:
+        start_horovod(comm.rank, comm.size, horovod_port)
     dist.init_process_group("gloo", init_method=meeting, rank=comm.rank, world_size=comm.size)
     contenders = {name: step for name, step in steps(options).items() if name in options.contenders}
     for step in contenders.values():  # DistributedDataParallel makes its buckets in the first
@@ -137,7 +177,7 @@ def ratios(times: dict[str, np.ndarray[Any, Any]]) -> dict[str, float]:
     found = {}
     if "hvd" in times:
         hvd_times = times["hvd"]
-        for name in ("hvd views", "ddp gloo", "ddp ronde"):
+        for name in ("hvd views", "ddp gloo", "ddp ronde", HOROVOD):
             if name in times:
                 found[f"{name} / hvd"] = median(times[name] / hvd_times)
         if {"compute", "flat"} <= set(times):
@@ -163,9 +203,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="steps in a turn (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every time to FILE")
     options = parser.parse_args(arguments)
-    unknown = set(options.contenders) - set(CONTENDERS)
+    unknown = set(options.contenders) - {*CONTENDERS, HOROVOD}
     if unknown:
-        parser.error(f"contender: {', '.join(sorted(unknown))}: must be among {', '.join(CONTENDERS)}")
+        parser.error(f"contender: {', '.join(sorted(unknown))}: must be among {', '.join((*CONTENDERS, HOROVOD))}")
     options.contenders = options.contenders or list(CONTENDERS)
     numbers = ("threads", "layers", "width", "batch", "rounds", "steps")
     if options.np < 2 or min(getattr(options, name) for name in numbers) < 1:
@@ -184,7 +224,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    every = collectives.run(rank_body, options.np, (options, meeting), transport=options.transport, timeout=TIMEOUT)
+    with horovod_meeting(options.np) if HOROVOD in options.contenders else contextlib.nullcontext(0) as port:
+        given = options, meeting, port
+        every = collectives.run(rank_body, options.np, given, transport=options.transport, timeout=TIMEOUT)
     times = {name: np.max([one[name] for one in every], axis=0) for name in every[0]}
     sizes = [parameter.numel() for parameter in network(options).parameters()]
     print(f"{options.np} ranks, {options.transport}, {facts['cores']} x {facts['cpu']}, load {facts['load']}")
