@@ -66,6 +66,12 @@ def bundles(operations: Sequence[Signature], limit: int) -> list[list[BundleItem
 
 
 @lru_cache(1024)
+def bundles_alone(signature: Signature, limit: int) -> list[list[int]]:
+    """The same of the arrays of one operation, by their numbers."""
+    return [[item.array for item in bundle] for bundle in bundles([signature._replace(detail=())], limit)]
+
+
+@lru_cache(1024)
 def _arrays(signature: Signature) -> tuple[tuple[_Kind, int], ...]:
     """For every array: the properties that arrays packed together have in common, and its bytes."""
     kind = signature.op, signature.prescale, signature.postscale, signature.algorithm, signature.reproducible
@@ -127,14 +133,8 @@ def _packed(parts: Sequence[Part], buffer: Buffer, deadline: float) -> None:
     work = buffer.take(total * reduction.width, reduction.dtype)
     sizes = tuple(part.size for part in parts) if reduction.by_array else (total,)
     planned = reduction.plan(reduction.call(sizes, in_place=True, offsets=space.offsets("allreduce", work, work)))
-    at = 0
-    for part in parts:
-        piece = reduction.part(work, at, part.size)
-        if part.source is None:
-            piece.fill(0)
-        else:
-            part.reduction.load_for(planned, part.source, piece)
-        at += part.size
+    sources = [np.zeros(part.size, reduction.given) if part.source is None else part.source for part in parts]
+    reduction.load_together(planned, sources, work)
     averaged = reduction.exchange(planned, work, work, deadline)
     at = 0
     for part in parts:

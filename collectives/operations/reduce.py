@@ -13,7 +13,7 @@ import numpy as np
 
 from collectives.arrays import ADASUM, ALIASES, Array, Op, check_dtype, check_op, named_dtype
 from collectives.operations.arguments import Arguments, as_tuple, check_arrays, dtype_name, scale_factor
-from collectives.operations.fusion import Buffer, bundles, packable, reduce_together
+from collectives.operations.fusion import Buffer, bundles_alone, packable, reduce_together
 from collectives.operations.job import FunctionJob, Job, Packable, Part
 from collectives.operations.planned_call import Collective, PlannedCall, PlannedCalls
 from collectives.operations.reduction import AdasumReduction, Reduction
@@ -170,9 +170,7 @@ class Reductions:
             return [[part] for part in parts]
         if signature.op != ADASUM:
             limit = self.buffer.limit(self._fusion_bytes)
-            return [
-                [parts[item.array] for item in bundle] for bundle in bundles([signature._replace(detail=())], limit)
-            ]
+            return [[parts[number] for number in bundle] for bundle in bundles_alone(signature, limit)]
         by_dtype: dict[Any, list[Part]] = {}
         for part in parts:
             by_dtype.setdefault(part.reduction.given, []).append(part)

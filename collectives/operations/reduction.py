@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -189,9 +189,16 @@ class Reduction:
         """The exchanged form of `size` elements from `first` on, in that of more."""
         return work[first * self.width : (first + size) * self.width]
 
-    def load_for(self, planned: Any, source: Array, work: Array) -> None:
-        """Write the form of `source` that a planned exchange takes into `work`."""
-        self.load(source, work, shares=self._shares(planned))
+    def load_together(self, planned: Any, sources: Sequence[Array], work: Array) -> None:
+        """Write the forms of all sources that a planned exchange takes into `work`, one after the other."""
+        shares = self._shares(planned)
+        if not self._loads and not shares:
+            np.concatenate(sources, out=work)
+            return
+        at = 0
+        for source in sources:
+            self.load(source, self.part(work, at, source.size), shares=shares)
+            at += source.size
 
     def load(self, source: Array, work: Array, *, scaled: bool = True, shares: bool = False) -> None:
         """Write the exchanged form of `source` into `work`, of `dtype`; `work` may be `source`.
