@@ -300,7 +300,7 @@ def _place_by_launcher(
         tls=settings.load_tls(),
         resources=resources,
     )
-    resources.callback(launchers.take(launch, os.environ))
+    resources.callback(launchers.mark_as_rank(launch, os.environ))
     return _Place(launch.rank, None if joins else launch.size, store, secret)
 
 

@@ -81,7 +81,7 @@ def main() -> int:
     return 0
 
 
-def attend(job: OwnJob, connection: Connection) -> int:
+def run_for_node_0(job: OwnJob, connection: Connection) -> int:
     """Run the ranks of a node that was started by hand, for the launcher on node 0; the exit code of the job.
 
     Call it in the main thread of a process of its own: it takes over signals, stdout and stderr. Raises OSError.
@@ -327,9 +327,9 @@ class Agent(RankListener):
                 send(signal.Signals(number))
             case ["signal rank", int(rank), int(number)]:
                 self._host.signal_rank(rank, signal.Signals(number))
-            case ["heed", str(notice), float(seconds)]:
+            case ["watch preemption", str(notice), float(seconds)]:
                 self._leave_seconds = seconds
-                self._host.heed(notice, seconds, partial(self.link.send, "preempted"))
+                self._host.watch_preemption(notice, seconds, partial(self.link.send, "preempted"))
             case ["ask", "culprit" | "left out" as question, [*ranks]]:
                 self.link.send("answer", question, self._keeper.ask(question, [int(str(rank)) for rank in ranks]))
             case ["announce end", int(rank)]:

@@ -41,7 +41,16 @@ from collectives.launch.processes import (
     fill_standard_descriptors,
     passed_on,
 )
-from collectives.launch.supervision import Meeting, OwnJob, attend, come, given_secret, lead, parse_address, supervise
+from collectives.launch.supervision import (
+    Meeting,
+    OwnJob,
+    given_secret,
+    join_nodes,
+    lead_nodes,
+    parse_address,
+    run_for_node_0,
+    supervise,
+)
 from collectives.scaling import Cooldown, Terms
 from frontends.command_line import horovod_settings
 from frontends.command_line.arguments import count, output_folder, positive, seconds, whole
@@ -431,15 +440,15 @@ def run_node(args: argparse.Namespace, command: Sequence[str], extra: Mapping[st
     fill_standard_descriptors()
     try:
         if args.node_rank > 0:
-            pipes = come(meeting, count)
+            pipes = join_nodes(meeting, count)
         else:
             interface = args.network_interface or ""
-            nodes = lead(meeting, keeper, choose_address(interface, None) if interface else "")
+            nodes = lead_nodes(meeting, keeper, choose_address(interface, None) if interface else "")
     except KeyboardInterrupt:
         return exit_code(-signal.SIGINT)
     if args.node_rank > 0:
         job = OwnJob(command, variables, meeting.url, secret, name, args.prefix, args.stamped, args.output_folder)
-        return attend(job, pipes)
+        return run_for_node_0(job, pipes)
     places, first = [Place(name, range(count))], count
     for node in nodes:
         places.append(Place(node.name, range(first, first + node.count), connected=node.pipes))

@@ -18,7 +18,7 @@ from transports.launchers.detection import (
     without_launchers,
 )
 from transports.launchers.hosts import expand
-from transports.launchers.launch import Launch, check_not_taken, meet, take
+from transports.launchers.launch import Launch, check_not_taken, mark_as_rank, meet
 from transports.launchers.ronde import OF_A_RANK, Job, job_from_environment, job_to_environment
 from transports.launchers.secret import given_secret
 from transports.launchers.starter import Starter, find_starter
@@ -41,7 +41,7 @@ __all__ = [
     "given_secret",
     "job_from_environment",
     "job_to_environment",
+    "mark_as_rank",
     "meet",
-    "take",
     "without_launchers",
 ]

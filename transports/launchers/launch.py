@@ -87,7 +87,7 @@ def meet(
         history.number += 1
 
 
-def take(launch: Launch, env: MutableMapping[str, str]) -> Callable[[], object]:
+def mark_as_rank(launch: Launch, env: MutableMapping[str, str]) -> Callable[[], object]:
     """Note in `env`, which the processes that this one starts inherit, that this process is the rank. Returns the
     function that removes the note."""
     env[TAKEN] = f"{os.getpid()} {launch.rank} {launch.mark}"

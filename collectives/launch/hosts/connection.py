@@ -15,7 +15,7 @@ Texts that come from the system (arguments, variables, paths) travel as bytes, s
     ["input", data], no data at its end                   ["taken", bytes]
     ["signal", number, whole groups]                      ["ended", rank, status, last signal of the launcher]
     ["signal rank", rank, number]
-    ["heed", file or '', seconds to leave]                ["preempted", why], when the host is about to go
+    ["watch preemption", file or '', seconds to leave]    ["preempted", why], when the host is about to go
                                                           ["gone"] when no process is left
                                                           ["drained"] after the last output
     ["ask", question, ranks]                              ["answer", question, value]

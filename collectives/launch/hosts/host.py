@@ -135,7 +135,7 @@ class RankListener(Protocol):
 class Listener(RankListener, Protocol):
     """Told what happens to ranks, and what agents say that run them."""
 
-    def said(self, host: Host, line: bytes) -> None:
+    def stderr_line(self, host: Host, line: bytes) -> None:
         """The agent of a host, or the command that started it, has written a line to its stderr."""
 
     def answered(self, question: Question, value: int | bool) -> None:
@@ -185,7 +185,7 @@ class Host(ABC):
         ConfigError."""
         return self
 
-    def heed(self, notice: str, seconds: float, tell: Callable[[str], None]) -> None:
+    def watch_preemption(self, notice: str, seconds: float, tell: Callable[[str], None]) -> None:
         """Call `tell` with the reason once the host is about to go: a file `notice` exists there ('' for none), or its
         agent gets SIGTERM. The agent then leaves its ranks `seconds` before it ends them. Call it before `start`."""
         self._notice = Notice(notice, tell) if notice else None

@@ -84,7 +84,7 @@ class DividedHost(Host):
     started.
 
     rooms   number of ranks for which each agent has room. An agent is started with its first ranks
-    notice  what the host was told to heed
+    notice  the file that says that the host is about to go; None: there is no such file
     """
 
     def __init__(self, name: str, here: Here, rooms: Sequence[int], notice: Notice | None) -> None:
@@ -245,5 +245,5 @@ class DividedHost(Host):
     def answered(self, question: Question, value: int | bool) -> None:
         """Agents are not asked: the store is not theirs."""
 
-    def said(self, host: Host, line: bytes) -> None:
+    def stderr_line(self, host: Host, line: bytes) -> None:
         """Nothing: the failure of the host has the last lines."""

@@ -104,9 +104,9 @@ class RemoteHost(Host):
     def signal_rank(self, rank: int, number: signal.Signals) -> None:
         self._send("signal rank", rank, int(number))
 
-    def heed(self, notice: str, seconds: float, tell: Callable[[str], None]) -> None:
+    def watch_preemption(self, notice: str, seconds: float, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._send("heed", notice, seconds)
+        self._send("watch preemption", notice, seconds)
 
     def signal_ranks(self, number: signal.Signals) -> None:
         self._send("signal", int(number), False)
@@ -192,7 +192,7 @@ class RemoteHost(Host):
         match message:
             case ["hello", dict(facts), *_]:
                 self.facts = Facts.told(facts)
-                self._connection.listen(partial(self._listener.said, self))
+                self._connection.listen(partial(self._listener.stderr_line, self))
             case ["serving", str(url), [str(host), int(port)]]:
                 self.serving = url, (host, port)
             case ["started", int(rank), int(pid)]:

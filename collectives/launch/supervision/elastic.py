@@ -144,9 +144,9 @@ class ElasticJob:
         self._mailbox.start("ronde-history", partial(self._read_history, self._keeper.client()))
         return served
 
-    def heed(self, name: str, host: Host) -> None:
+    def watch_preemption(self, name: str, host: Host) -> None:
         """Notice when a host, which was reached, is about to go."""
-        host.heed(self._job.notice, self._job.terms.leave_timeout, partial(self._on_preempted, name))
+        host.watch_preemption(self._job.notice, self._job.terms.leave_timeout, partial(self._on_preempted, name))
 
     @property
     def trouble(self) -> str:

@@ -145,7 +145,7 @@ def given_secret(environment: Mapping[str, str]) -> bytes:
     return secret
 
 
-def lead(meeting: Meeting, keeper: StoreKeeper, interface: str) -> list[Node]:
+def lead_nodes(meeting: Meeting, keeper: StoreKeeper, interface: str) -> list[Node]:
     """Node 0: serve the store, and wait for the other nodes, which are returned in order.
 
     interface  where to listen, if it is not the meeting's address
@@ -179,7 +179,7 @@ def lead(meeting: Meeting, keeper: StoreKeeper, interface: str) -> list[Node]:
     return nodes
 
 
-def come(meeting: Meeting, count: int) -> StorePipes:
+def join_nodes(meeting: Meeting, count: int) -> StorePipes:
     """Another node: come to node 0 with `count` ranks; the connection to it. Raises RendezvousError, ConfigError."""
     with contextlib.ExitStack() as failed:
         store = _open(meeting.url, meeting)

@@ -103,7 +103,7 @@ def supervise(job: Job) -> int:
 
 
 @dataclass
-class _Used:
+class _HostInUse:
     """A host that is in use, with the ranks that were started there.
 
     done   whether it has done what it was asked for; the plan is told once. None if there is nothing to tell
@@ -125,7 +125,7 @@ class _Supervisor(Listener):
         self._job = job
         self._here = Here(selector, guardian, self, job.variables, job.grace)
         self._keeper = keeper
-        self._used: dict[str, _Used] = {}
+        self._used: dict[str, _HostInUse] = {}
         self._closing: list[tuple[Host, float]] = []
         self._together = Hosts(
             lambda: [used.host for used in self._used.values()] + [host for host, _ in self._closing]
@@ -312,7 +312,7 @@ class _Supervisor(Listener):
                 grace=job.grace,
                 lasting=self._lasting,
             )
-        used = self._used[key] = _Used(host)
+        used = self._used[key] = _HostInUse(host)
         try:
             host.open()
             self._expect(used, lambda: host.facts is not None, "was not reached")
@@ -321,7 +321,7 @@ class _Supervisor(Listener):
                 raise StartError(f"cannot reach host {place.name}: {error}", 1) from error
             self._lose(key, Failure(str(error)))
 
-    def _expect(self, used: _Used, done: Callable[[], bool], late: str) -> None:
+    def _expect(self, used: _HostInUse, done: Callable[[], bool], late: str) -> None:
         """Wait until a host has done what it was asked for."""
         used.done = done
         if self._elastic is not None:
@@ -436,7 +436,7 @@ class _Supervisor(Listener):
             self._lose(key, Failure(f"it has {found}, the launcher {own}"))
             return
         if self._elastic is not None and not self._used[key].ranks:
-            self._elastic.heed(key, host)
+            self._elastic.watch_preemption(key, host)
         self._plan.ready(key)
 
     def _lose(self, key: str, failure: Failure) -> None:
@@ -525,7 +525,7 @@ class _Supervisor(Listener):
         if question == "left out" and value and isinstance(self._plan, scaling.FixedPlan):
             self._plan.left_behind(time.monotonic())
 
-    def said(self, host: Host, line: bytes) -> None:
+    def stderr_line(self, host: Host, line: bytes) -> None:
         self.relay.print(f"[{host.name}] {line.decode(errors='replace').rstrip()}")
 
     # Report

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from transports.errors import ConfigError
-from transports.launchers import Launch, check_not_taken, check_rank_is_told, describe, find, take
+from transports.launchers import Launch, check_not_taken, check_rank_is_told, describe, find, mark_as_rank
 from transports.launchers.families import FAMILIES, first_pod
 
 SECRET = {"RONDE_SECRET": "5a" * 16}
@@ -408,7 +408,7 @@ def test_no_cluster() -> None:
 def test_rank_is_taken_by_one_process() -> None:
     env = dict(SLURM)
     launch = found(env)
-    release = take(launch, env)
+    release = mark_as_rank(launch, env)
     check_not_taken(launch, env)
     inherited = env | {"RONDE_RANK_PROCESS": env["RONDE_RANK_PROCESS"].replace(str(os.getpid()), "1")}
     with pytest.raises(ConfigError, match=r"SLURM_PROCID=5, .*: rank 5 is process 1 already"):
