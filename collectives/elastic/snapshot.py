@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import pickle
@@ -22,6 +23,9 @@ CHUNK_BYTES: Final = 8 << 20
 _THREADS: Final = 4
 _ALIGNMENT: Final = 16
 """Bytes; no element needs more."""
+_X87_MANTISSA: Final = 63
+"""Bits of the mantissa of an x87 number, without its first one."""
+_X87_BYTES: Final = 10
 
 NOTHING_FIXED: Final[Mapping[str, Any]] = {}
 
@@ -219,7 +223,11 @@ def _copied(arrays: Sequence[tuple[NDArray[Any], Any]]) -> tuple[list[NDArray[An
         if len(numbers) == 1:
             array, note = arrays[numbers[0]]
             places[numbers[0]] = _Place(len(blocks), 0, array.dtype, array.shape, None, note)
-            blocks.append(np.array(array, order="C", copy=True))
+            if (used := _used_bytes(array.dtype)).all():
+                blocks.append(np.array(array, order="C", copy=True))
+            else:
+                blocks.append(np.zeros(array.shape, array.dtype))
+                _fill(blocks[-1], array, used)
             continue
         ends = [_ends(arrays[number][0]) for number in numbers]
         # The offset of an element is as even as its address, which gives the copy of a copy the same offsets.
@@ -229,10 +237,42 @@ def _copied(arrays: Sequence[tuple[NDArray[Any], Any]]) -> tuple[list[NDArray[An
         for number in numbers:
             array, note = arrays[number]
             place = _Place(len(blocks), _address(array) - start, array.dtype, array.shape, array.strides, note)
-            place.of(block)[...] = array  # bytes between the elements belong to nobody, and stay 0
+            _fill(place.of(block), array, _used_bytes(array.dtype))  # bytes that belong to nobody stay 0
             places[number] = place
         blocks.append(block)
     return blocks, [places[number] for number in range(len(arrays))]
+
+
+def _fill(target: NDArray[Any], array: NDArray[Any], used: NDArray[np.bool_]) -> None:
+    """Copy an array into another of its shape and dtype, without the bytes that no number uses."""
+    if used.all():
+        target[...] = array
+        return
+    _bytes_of(target)[..., used] = _bytes_of(array)[..., used]
+
+
+def _bytes_of(array: NDArray[Any]) -> Bytes:
+    """The bytes of an array's elements, on its memory: one more axis."""
+    strides = *array.strides, array.itemsize
+    return np.lib.stride_tricks.as_strided(array, (*array.shape, 1), strides).view(np.uint8)
+
+
+@functools.lru_cache(256)
+def _used_bytes(dtype: np.dtype[Any]) -> NDArray[np.bool_]:
+    """For each byte of an element, True if its value depends on it. Aligned structures have gaps, and an x87 number has
+    10 bytes in 16: what lies in the rest differs between ranks with equal values."""
+    if dtype.subdtype is not None:
+        item, shape = dtype.subdtype
+        return np.tile(_used_bytes(item), int(np.prod(shape)))
+    used = np.ones(dtype.itemsize, bool)
+    if dtype.fields is not None:
+        used[:] = False
+        for item, start, *_ in dtype.fields.values():
+            used[start : start + item.itemsize] |= _used_bytes(item)
+    elif dtype.char in "gG" and np.finfo(np.longdouble).nmant == _X87_MANTISSA:
+        numbers = used.reshape(-1, np.dtype(np.longdouble).itemsize)
+        (numbers if dtype.isnative else numbers[:, ::-1])[:, _X87_BYTES:] = False
+    return used
 
 
 def _overlapping(arrays: Sequence[NDArray[Any]]) -> list[list[int]]:

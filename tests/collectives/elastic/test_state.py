@@ -258,6 +258,52 @@ def test_a_rank_whose_arrays_differ_is_named_and_refused() -> None:
         assert world.run(rank) == ["0 of 2", "refused", "1 of 2"]
 
 
+PADDED = {
+    "structure": np.dtype([("flag", "i1"), ("value", "f8")], align=True),
+    "in a structure": np.dtype([("flag", "i1"), ("two", [("a", "u1"), ("b", "f4")], (2,))], align=True),
+    "gap at the end": np.dtype({"names": ["a", "b"], "formats": ["u4", "u2"], "offsets": [0, 2], "itemsize": 8}),
+    "long double": np.dtype(np.longdouble),
+    "complex": np.dtype(np.clongdouble),
+    "other order": np.dtype(np.longdouble).newbyteorder(),
+}
+
+
+@pytest.mark.parametrize("dtype", PADDED.values(), ids=PADDED.keys())
+@pytest.mark.parametrize("view", ["whole", "strided", "sharing", "empty", "one"])
+def test_bytes_that_no_number_uses_do_not_count(dtype: np.dtype[Any], view: str) -> None:
+    def of(rubbish: int) -> Any:
+        """Equal values, with other bytes between them."""
+        used = np.full((12, dtype.itemsize), rubbish, np.uint8)
+        used[:, snapshot._used_bytes(dtype)] = 7
+        array = used.reshape(-1).view(dtype).reshape(3, 4)
+        return {
+            "whole": array,
+            "strided": array[::2, ::-1],
+            "sharing": [array, array[1:]],
+            "empty": array[:, :0],
+            "one": array[0, 0, ...],
+        }[view]
+
+    one, other = Snapshot.of(of(3), Arrays()), Snapshot.of(of(200), Arrays())
+    assert one.digest(outline=True) == other.digest(outline=True)
+    assert_same(one.value(Arrays()), of(200))
+    if view == "sharing":
+        assert np.shares_memory(*one.value(Arrays()))
+
+
+def test_ranks_that_computed_in_long_double_are_alike() -> None:
+    def rank(comm: Communicator) -> None:
+        x = np.linspace(0, 1, 100, dtype=np.longdouble)
+        for _ in range(7 * comm.rank):
+            x = x * 1
+        state = State(x=x)
+        state.save()
+        state.sync()
+
+    with world_of("local", 3) as world:
+        world.run(rank)
+
+
 def test_a_state_that_is_not_strict_takes_that_of_the_lowest_rank() -> None:
     class Lenient(State):
         strict = False
