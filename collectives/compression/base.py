@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.arrays import FLOAT32, Array, Mean, Target, as_numpy, check_op, flat, is_small_float
+from collectives.arrays import FLOAT32, FLOAT64, Array, Mean, Target, as_numpy, check_op, flat, is_small_float
 from collectives.communicator import Communicator
 from collectives.execution import Peers, brief
 from collectives.operations import Work
@@ -76,8 +76,9 @@ class Compressor(ABC):
     """A way to do an allreduce with fewer bytes. A description only: equal ones do the same and may be fused.
 
     All methods are collective; every rank gets the same bits. Only float arrays are compressed, and only if they have
-    at least 4 KiB and it makes them smaller: others travel as they are. float16, bfloat16 and 8-bit floats are worked
-    on in float32 (casts leave them alone). In a world of one the result is `x`.
+    at least 4 KiB and it makes them smaller: others travel as they are, and so do long doubles, which only casts take.
+    float16, bfloat16 and 8-bit floats are worked on in float32 (casts leave them alone). In a world of one the result
+    is `x`.
     """
 
     def allreduce(
@@ -230,7 +231,7 @@ class Compressor(ABC):
 
     def suits(self, dtype: np.dtype[Any]) -> bool:
         """True for the dtypes that it makes smaller."""
-        return dtype.kind == "f" or is_small_float(dtype)
+        return dtype in (FLOAT32, FLOAT64) or is_small_float(dtype)
 
     @abstractmethod
     def combine(

@@ -133,6 +133,23 @@ def test_small_arrays_and_other_dtypes_are_sent_uncompressed(worlds: Worlds, com
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=str)
+def test_long_doubles(worlds: Worlds, compressor: Compressor) -> None:
+    """Casts take them, the others send them as they are."""
+    xs = vectors(2, (61, 83), np.longdouble)
+
+    def body(comm: Communicator) -> Vector:
+        result: Vector = compressor.allreduce(comm, xs[comm.rank] / 3, state=State(), name="x")
+        return result
+
+    for result in worlds.get("local", 2).run(body):
+        assert result.dtype == np.longdouble
+        if isinstance(compressor, Cast):
+            assert error(result, xs[0] / 3 + xs[1] / 3) <= ERRORS[type(compressor)]
+        else:
+            np.testing.assert_array_equal(result, xs[0] / 3 + xs[1] / 3)
+
+
+@pytest.mark.parametrize("compressor", ALL, ids=str)
 def test_where_the_result_goes(worlds: Worlds, compressor: Compressor) -> None:
     """In place, into another array, from read-only and strided memory: the same bits."""
     world, xs = worlds.get("local", 2), vectors(2, (64, 96))
