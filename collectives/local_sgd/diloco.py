@@ -14,6 +14,7 @@ from collectives.compression import Compressor, State, Uncompressed
 from collectives.local_sgd.fragments import Fragments
 from collectives.local_sgd.library import Library
 from collectives.local_sgd.nesterov import Nesterov
+from collectives.numeric import master_dtype
 from collectives.operations import Work
 from collectives.trees import Array
 from collectives.world_communicator import world
@@ -74,7 +75,8 @@ class DiLoCo:
     rounds       completed outer rounds of each fragment
 
     The global parameters, and the velocity of the outer optimizer, are float32 in the host's memory (float64 for
-    float64). A worker that is lost costs the rounds that were under way: their steps are part of the next rounds.
+    float64 and long double). A worker that is lost costs the rounds that were under way: their steps are part of the
+    next rounds.
 
     Sources: Douillard et al. 2023, "DiLoCo", arXiv 2311.08105; Douillard et al. 2025, "Streaming DiLoCo with
     overlapping communication", arXiv 2501.18512 (fragments, delay, `keep`, quantised gradients).
@@ -442,4 +444,4 @@ class LocalSGD(DiLoCo):
 
 def _wide(array: Array) -> Array:
     """A flat copy, in float32 at least."""
-    return np.array(array, np.float64 if array.dtype == np.float64 else np.float32).reshape(-1)
+    return np.array(array, master_dtype(array.dtype)).reshape(-1)

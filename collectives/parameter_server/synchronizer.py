@@ -15,7 +15,7 @@ import numpy as np
 
 from collectives.arrays import is_small_float
 from collectives.communicator import Communicator
-from collectives.numeric import is_integer
+from collectives.numeric import is_integer, master_dtype
 from collectives.operations import Status, Work
 from collectives.parameter_server.shard import Parameter, Rules, Shard
 from collectives.parameter_server.shards import assigned, shard_of
@@ -88,9 +88,10 @@ class Synchronizer:
                 that grows with each round of the parameter, and each time that ranks are lost
     role        "worker" or "server" after `start`
 
-    Servers keep float32 (float64 for float64). A worker that is lost costs its changes that have not been applied. With
-    it, or with a server, are lost the unfinished rounds, and changes that the others pushed and that have not arrived:
-    if each worker waits for a newer version after each push, one change of each with all workers as quorum, else two.
+    Servers keep float32 (float64 for float64 and long double). A worker that is lost costs its changes that have not
+    been applied. With it, or with a server, are lost the unfinished rounds, and changes that the others pushed and that
+    have not arrived: if each worker waits for a newer version after each push, one change of each with all workers as
+    quorum, else two.
     A lost server costs at most `every` updates of each of its shards beside that: its shards go to a newcomer or to the
     servers that are left, from their snapshots.
 
@@ -138,8 +139,7 @@ class Synchronizer:
             array = np.asarray(leaf)
             if array.dtype.kind != "f" and not is_small_float(array.dtype):
                 raise TypeError(f"params[{name!r}]: is of {array.dtype}; only floats have changes: leave it out")
-            wide = np.float64 if array.dtype == np.float64 else np.float32
-            self._initial[name], self._types[name] = np.array(array, wide), array.dtype
+            self._initial[name], self._types[name] = np.array(array, master_dtype(array.dtype)), array.dtype
         if not self._initial:
             raise ValueError("params: has no arrays")
         self._names = list(self._initial)

@@ -120,6 +120,20 @@ def test_local_sgd_takes_the_average(dtype: Any) -> None:
         world.run(rank)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.longdouble, ">f8", ">f4"])
+def test_no_precision_is_lost_on_the_way(dtype: Any) -> None:
+    exact = 1 + (2.0**-40 if np.dtype(dtype).itemsize > 4 else 2.0**-20)
+
+    def rank(comm: Communicator) -> None:
+        params = [np.full(3, exact, dtype)]
+        local = LocalSGD(params, every=1)
+        local.step(params)
+        assert (params[0].dtype, params[0].tolist()) == (dtype, [exact] * 3)
+
+    with world_of("local", 2) as world:
+        world.run(rank)
+
+
 @pytest.mark.parametrize(("compression", "factor"), [(None, 1.0), (BF16(), 2.0), (Int8(), 3.94)])
 def test_bytes_are_fewer_by_the_steps_and_the_compression(compression: Any, factor: float) -> None:
     size, every, steps = 1 << 16, 8, 32

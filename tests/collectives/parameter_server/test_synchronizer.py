@@ -158,6 +158,22 @@ def test_a_quorum_makes_training_synchronous() -> None:
     assert first == second == [0.75, 1.5, 2.25, 3.0, 3.75]
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.longdouble, ">f8", ">f4"])
+def test_no_precision_is_lost_on_the_way(dtype: Any) -> None:
+    exact = 1 + (2.0**-40 if np.dtype(dtype).itemsize > 4 else 2.0**-20)
+
+    def rank(comm: Communicator) -> None:
+        sync = Synchronizer([np.ones(3, dtype)])
+        sync.start()
+        if sync.role == "worker":
+            sync.push_all([np.full(3, exact - 1, dtype)])
+        (found,) = sync.finish()
+        assert (found.dtype, found.tolist()) == (dtype, [exact] * 3)
+
+    with world_of("local", 2) as world:
+        world.run(rank)
+
+
 def test_a_worker_that_has_finished_is_not_waited_for() -> None:
     def rank(comm: Communicator) -> float:
         sync = Synchronizer({"x": np.zeros(1)}, quorum=2, comm=comm)
