@@ -331,6 +331,8 @@ class _Combining:
         given: Any = self
         self._ronde_sums = given.add_optimizer_variables(variables, "backward_passes")
         self._ronde_count = given.add_variable((), dtype="int32", name="backward_pass")
+        self._ronde_used = set[int]()
+        """The places of the variables that have a gradient in a pass of this step; in a graph, in any pass."""
 
     def _kept(self) -> list[Any]:
         given: Any = self
@@ -340,11 +342,13 @@ class _Combining:
 
     def _add_up(self, backend: Backend, grads: Sequence[Any], variables: list[Any]) -> None:
         given: Any = self
-        used = [index for index, gradient in enumerate(grads) if gradient is not None]
-        chosen_ones = [variables[index] for index in used]
-        sums = [self._ronde_sums[given._get_variable_index(variable)] for variable in chosen_ones]
-        for total, index in zip(sums, used, strict=True):
-            total.assign_add(backend.dense(grads[index]))
+        for gradient, variable in zip(grads, variables, strict=True):
+            if gradient is not None:
+                place = given._get_variable_index(variable)
+                self._ronde_sums[place].assign_add(backend.dense(gradient))
+                self._ronde_used.add(place)
+        used = sorted(self._ronde_used)
+        sums, chosen_ones = [self._ronde_sums[place] for place in used], [given._trainable_variables[p] for p in used]
         self._ronde_count.assign(keras.ops.mod(self._ronde_count + 1, self._ronde.passes))
 
         def combine(totals: list[Any]) -> list[Any]:
@@ -357,7 +361,8 @@ class _Combining:
 
         totals = [keras.ops.convert_to_tensor(total) * self._ronde.share for total in sums]
         due = keras.ops.equal(self._ronde_count, 0)
-        backend.step_if(due, totals, combine, step, [*chosen_ones, *given.variables])
+        if backend.step_if(due, totals, combine, step, [*chosen_ones, *given.variables]):
+            self._ronde_used.clear()
 
 
 class _LossScaling(_Combining):

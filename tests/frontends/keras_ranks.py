@@ -387,6 +387,31 @@ def special_gradients() -> None:
     hvd.shutdown()
 
 
+def missing_in_a_pass() -> None:
+    """A step has the gradients of all its passes, also of a variable that the last one does not use."""
+    hvd = horovod()
+    import keras
+
+    one, other, never = (keras.Variable(np.zeros(2, np.float32)) for _ in range(3))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5), backward_passes_per_step=2)
+    mean = (hvd.size() + 1) / 2
+    places = [one, other, never]
+    for passes, expected in (
+        ([[1, 10, None], [1, None, None]], [2, 10, 0]),
+        ([[1, None, None], [1, 10, None]], [2 + 3, 10 + 15, 0]),
+        ([[1, None, None], [None, None, None]], [2 + 3 + 2.5, 10 + 15, 0]),  # without a gradient no momentum either
+    ):
+        for given in passes:
+            gradients = [
+                None if each is None else keras.ops.convert_to_tensor(np.full(2, each * (hvd.rank() + 1.0), np.float32))
+                for each in given
+            ]
+            optimizer.apply(gradients, places)
+        found = [keras.ops.convert_to_numpy(variable).tolist() for variable in places]
+        assert found == [[-mean * value] * 2 for value in expected]
+    hvd.shutdown()
+
+
 def with_xla() -> None:
     """TensorFlow only: XLA is refused in words, and turned off by the callback."""
     hvd = horovod()

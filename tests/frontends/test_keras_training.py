@@ -63,6 +63,10 @@ def test_special_gradients(pool: Pool) -> None:
     pool.run(keras_ranks.special_gradients, ranks=2)
 
 
+def test_a_gradient_that_some_passes_lack(pool: Pool) -> None:
+    pool.run(keras_ranks.missing_in_a_pass, ranks=2)
+
+
 @pytest.mark.parametrize("pool", ["tensorflow"], indirect=True)
 def test_xla_is_left_out_of_tensorflow(pool: Pool) -> None:
     pool.run(keras_ranks.with_xla, ranks=2)

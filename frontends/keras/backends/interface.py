@@ -70,8 +70,12 @@ class Backend:
         combine: Callable[[list[Any]], list[Any]],
         step: Callable[[list[Any]], None],
         variables: Sequence[Any],
-    ) -> None:
-        """Run step(combine(totals)) if the tensor `due` is true. `variables` are all variables that `step` may assign
-        to."""
+    ) -> bool:
+        """Run step(combine(totals)) if the tensor `due` is true. Returns True if it has been run; False in a step that
+        is being compiled.
+
+        variables   all variables that `step` may assign to
+        """
         if due:
             step(combine(totals))
+        return bool(due)

@@ -30,7 +30,7 @@ class JaxBackend(Backend):
         """Copy the values into the variables; between steps, Keras keeps them elsewhere."""
         model.jax_state_sync()
 
-    def step_if(self, due: Any, totals: list[Any], combine: Any, step: Any, variables: Any) -> None:
+    def step_if(self, due: Any, totals: list[Any], combine: Any, step: Any, variables: Any) -> bool:
         """Run step(combine(totals)) if `due` is true.
 
         In a stateless scope, a branch cannot assign to variables. So `step` always runs, and its assignments are
@@ -41,3 +41,4 @@ class JaxBackend(Backend):
         step(combined)
         for variable, value in zip(variables, before, strict=True):
             variable.assign(jnp.where(due, variable.value, value))
+        return not isinstance(due, jax.core.Tracer) and bool(due)

@@ -40,6 +40,7 @@ class TensorFlowBackend(Backend):
             model.jit_compile = False
             model.train_function = None
 
-    def step_if(self, due: Any, totals: list[Any], combine: Any, step: Any, variables: Any) -> None:
+    def step_if(self, due: Any, totals: list[Any], combine: Any, step: Any, variables: Any) -> bool:
         """Run step(combine(totals)) if `due` is true."""
         keras.ops.cond(due, lambda: step(combine(totals)), lambda: None)
+        return tf.executing_eagerly() and bool(due)
