@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from collectives import Communicator, ProcessSet, rank
+from collectives import Communicator, ProcessSet, rank, world
+from collectives.membership import is_elastic
 
-__all__ = ["alone_in", "communicator_of", "full_name", "naming", "reset_numbers", "root_in"]
+__all__ = ["alone_in", "communicator_of", "full_name", "naming", "ranks_may_change", "reset_numbers", "root_in"]
 
 
 class _CallCounters:
@@ -93,6 +94,13 @@ def alone_in(process_set: ProcessSet) -> bool:
     added.
     """
     return rank() not in _ranks_of(process_set) or process_set.communicator.size == 1
+
+
+def ranks_may_change() -> bool:
+    """True if ranks come and go in this job, so that a graph of now may run in a world of another size. Asks the job's
+    store. Raises NotInitializedError before `init`."""
+    store = world().transport.group.parent_store
+    return store is not None and is_elastic(store)
 
 
 def root_in(process_set: ProcessSet, root_rank: int) -> int:

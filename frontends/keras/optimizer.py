@@ -25,7 +25,6 @@ from frontends.horovod import (
     Fact,
     Reduction,
     Sum,
-    alone_in,
     check_passes,
     is_lossy,
     numberless,
@@ -171,14 +170,14 @@ class _Settings:
         Raises as `backend.combine` if the ranks have different gradients, or list variables in different orders.
         """
         result = list(gradients)
-        if alone_in(self.process_set):
+        if backend.alone(self.process_set):
             return result
         lossy = self.compression if isinstance(self.compression, ErrorFeedback) else None
         chosen, contexts, tensors, facts = [], [], [], []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if id(variable) in self.local:
                 if self.scales_local and gradient is not None:
-                    result[index] = backend.dense(gradient) / self.process_set.size()
+                    result[index] = backend.divided(gradient, self.process_set)
                 continue
             if gradient is None:
                 facts.append(_fact(variable, MISSING))

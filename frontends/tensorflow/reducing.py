@@ -20,11 +20,11 @@ from frontends.horovod import (
     AnyCompression,
     Fact,
     Reduction,
-    alone_in,
     buckets,
     divided,
     is_lossy,
     predivided,
+    ranks_may_change,
 )
 from transports.core_count import usable_cores
 
@@ -82,7 +82,7 @@ class Reducer:
         does not.
         """
         results = list(gradients)
-        if alone_in(self._process_set):
+        if ops.stays_alone(self._process_set):
             return results
         names = [f"grad_{index}" for index in range(len(sources))] if generic_names else source_names(sources)
         known = names if generic_names else told_apart(sources, names)
@@ -121,16 +121,17 @@ class Reducer:
         """True if all ranks are on one host with less than two cores for each rank.
 
         Then no core is free to combine gradients while others are computed, and overlapping the two takes longer. All
-        ranks get the same answer.
+        ranks get the same answer, so it is False where ranks come and go: their graphs are made in worlds of different
+        sizes.
         """
         comm = self._process_set.communicator
-        return comm.local_size == comm.size and usable_cores() < 2 * comm.size
+        return comm.local_size == comm.size and usable_cores() < 2 * comm.size and not ranks_may_change()
 
     def _own(self, gradient: Any) -> Any:
         """Return a local gradient, divided by the number of ranks if `scale_local_gradients` is set."""
         if not self._scale_local:
             return gradient
-        factor = 1.0 / (self._process_set.size() or 1)
+        factor = 1.0 / tf.cast(ops.members(self._process_set), tf.float64)
         if isinstance(gradient, tf.IndexedSlices):
             values = gradient.values * tf.cast(factor, gradient.values.dtype)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

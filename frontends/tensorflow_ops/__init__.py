@@ -32,7 +32,9 @@ from frontends.tensorflow_ops.ops import (
     reducescatter,
     size_op,
 )
+from frontends.tensorflow_ops.ops import members as members
 from frontends.tensorflow_ops.ops import no_autograph as no_autograph
+from frontends.tensorflow_ops.ops import stays_alone as stays_alone
 
 __all__ = [
     "Compression",

@@ -207,6 +207,7 @@ _KINDS: Final = {
     "agree": _agree,
     "join": _join,
     "rank": _known(lambda call: call.communicator.rank),
+    "members": _known(lambda call: call.communicator.size),
     "size": _known(_size_of),
     "local_rank": _known(lambda call: call.communicator.local_rank),
     "local_size": _known(lambda call: call.communicator.local_size),

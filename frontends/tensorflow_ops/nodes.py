@@ -13,7 +13,7 @@ from frontends.horovod import Average, Sum, root_in
 from frontends.tensorflow_ops import kernel
 from frontends.tensorflow_ops.calls import Call
 
-_STATEFUL: Final = {"agree", "barrier", "join", "rank", "size", "local_rank", "local_size", "included"}
+_STATEFUL: Final = {"agree", "barrier", "join", "rank", "members", "size", "local_rank", "local_size", "included"}
 
 
 def run(
@@ -54,6 +54,13 @@ def run(
         for tensor, result in zip(tensors, results, strict=True):
             result.set_shape(tensor.shape)
     return results
+
+
+def number_of_ranks(call: Call) -> Any:
+    """Return the number of ranks of the call's process set; in a graph, that of the world in which it runs."""
+    if not _in_graph():
+        return call.process_set.size() or 1
+    return run(Call("members", None, call.ranks), [], [tf.int32])[0]
 
 
 def _suffix(tensors: Sequence[tf.Tensor]) -> str:
@@ -100,7 +107,8 @@ def _through_allgather(call: Call, tensors: list[Any], results: list[Any], gradi
     reduced = run(replace(call, kind="allreduce", op=Average), _dense(gradients, results))
     rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
     (table,) = run(call, [rows[None]])
-    before = tf.reduce_sum(table[: call.process_set.rank()], 0)
+    (rank,) = run(replace(call, kind="rank"), [], [tf.int32])
+    before = tf.reduce_sum(table[:rank], 0)
     return [
         tf.ensure_shape(whole[before[index] : before[index] + rows[index]], tensor.shape)
         for index, (whole, tensor) in enumerate(zip(reduced, tensors, strict=True))
@@ -121,10 +129,10 @@ def _through_alltoall(call: Call, tensors: list[Any], results: list[Any], gradie
 
 
 def _through_reducescatter(call: Call, tensors: list[Any], results: list[Any], gradients: Sequence[Any]) -> list[Any]:
-    factor = call.prescale * call.postscale * ((call.process_set.size() or 1) if call.op == Sum else 1)
+    factor, ranks = call.prescale * call.postscale, number_of_ranks(call) if call.op == Sum else 1
     gathered = run(replace(call, kind="allgather"), _dense(gradients, results))
     return [
-        tf.ensure_shape(whole if factor == 1 else whole * tf.cast(factor, whole.dtype), tensor.shape)
+        tf.ensure_shape(whole * tf.cast(factor, whole.dtype) * tf.cast(ranks, whole.dtype), tensor.shape)
         for whole, tensor in zip(gathered, tensors, strict=True)
     ]
 

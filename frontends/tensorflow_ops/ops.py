@@ -13,10 +13,21 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, Fact, Sum, check_linear, choose_op, is_lossy, number_of, set_ranks
+from frontends.horovod import (
+    Average,
+    Fact,
+    Sum,
+    alone_in,
+    check_linear,
+    choose_op,
+    is_lossy,
+    number_of,
+    ranks_may_change,
+    set_ranks,
+)
 from frontends.tensorflow_ops.calls import Call
 from frontends.tensorflow_ops.compression import AnyCompression, Compression
-from frontends.tensorflow_ops.nodes import run
+from frontends.tensorflow_ops.nodes import number_of_ranks, run
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,7 +132,7 @@ def _sparse(
     _, values, indices = grouped_allgather(parts, name, ignore_name_scope, process_set)
     values = compression.decompress(values, ctx)
     if op == Average:
-        values = tf.truediv(values, tf.cast(process_set.size() or 1, values.dtype))
+        values = tf.truediv(values, tf.cast(members(process_set), values.dtype))
     if factor != 1.0:
         wide = values if values.dtype.is_floating or values.dtype.is_complex else tf.cast(values, tf.float64)
         values = tf.cast(wide * tf.cast(factor, wide.dtype), values.dtype)
@@ -263,6 +274,20 @@ def grouped_reducescatter(
             if small.shape.rank:
                 result.set_shape([None, *small.shape[1:]])
     return [compression.decompress(small, ctx) for small, (_, ctx) in zip(results, compressed, strict=True)]
+
+
+@no_autograph
+def members(process_set: ProcessSet) -> Any:
+    """Return the number of ranks of a process set; in a graph, that of the world in which it runs."""
+    return number_of_ranks(Call("members", None, set_ranks(process_set)))
+
+
+@no_autograph
+def stays_alone(process_set: ProcessSet) -> bool:
+    """True if this rank has no other rank to combine with: now, and in a graph, whenever it runs."""
+    if not alone_in(process_set):
+        return False
+    return tf.executing_eagerly() or not process_set.included() or not ranks_may_change()
 
 
 @no_autograph

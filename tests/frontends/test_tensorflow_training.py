@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import collectives
+from collectives.membership import set_bounds
 from tests.frontends.launch import output, ronde_run
 from tests.frontends.pool import ROOT, Framework, Pool
 from tests.frontends.test_tensorflow_ops import in_world
@@ -261,6 +263,92 @@ def in_groups(rank: int, size: int) -> None:
 
 def test_groups_are_for_hosts_with_free_cores(pool: Pools) -> None:
     pool(2).run(in_world, in_groups)
+
+
+def in_a_smaller_world(rank: int, size: int) -> None:
+    """Functions that were traced by three ranks, after one of them has left."""
+    table, weight, own = tf.Variable(tf.zeros([4, 2])), tf.Variable(tf.zeros(2)), tf.Variable(tf.zeros(2))
+    plain = tf.keras.optimizers.SGD(1.0)
+    optimizer = hvd.DistributedOptimizer(plain)
+    optimizer.build([weight, own])
+    optimizer.register_local_var(own)
+
+    @tf.function
+    def tape(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = x * (tf.reduce_sum(tf.gather(table, [1])) + tf.reduce_sum(weight) + tf.reduce_sum(own))
+        tape = hvd.DistributedGradientTape(tape)
+        tape.register_local_source(own)
+        sparse, dense, local = tape.gradient(loss, [table, weight, own])
+        return tf.convert_to_tensor(sparse)[1], dense, local
+
+    @tf.function
+    def keras(x: Any) -> Any:
+        optimizer.apply([-x * tf.ones(2), -x * tf.ones(2)], [weight, own])
+        return weight.value(), own.value()
+
+    @tf.function
+    def gathered(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = hvd.allgather(x)
+            loss = tf.reduce_sum(found * tf.cast(1 + tf.range(tf.shape(found)[0]), tf.float32))
+        return tape.gradient(loss, x)
+
+    @tf.function
+    def scattered(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(hvd.reducescatter(x, op=hvd.Sum))
+        return tape.gradient(loss, x)
+
+    for ranks in (size, size - 1):
+        if hvd.size() > ranks:
+            if rank == 0:
+                return  # and shut down
+            collectives.world().shrink()
+        weight.assign([0.0, 0.0])
+        own.assign([0.0, 0.0])
+        x, mean = hvd.rank() + 1.0, (ranks + 1) / 2
+        for found in (tape(tf.constant(x)), (None, *keras(tf.constant(x)))):
+            for one, expected in zip(found, (mean, mean, x / ranks), strict=True):
+                if one is not None:
+                    np.testing.assert_allclose(one, [expected] * 2, rtol=1e-6)
+        assert gathered(tf.ones(1)).numpy().tolist() == [x]
+        assert scattered(tf.ones(6)).numpy().tolist() == [float(ranks)] * 6
+
+
+def test_graphs_are_right_in_a_smaller_world(pool: Pools) -> None:
+    pool(3).run(in_world, in_a_smaller_world)
+
+
+def alone_for_a_while(rank: int, size: int) -> None:
+    """A graph of one rank combines gradients only where other ranks may come; they find it in their own groups."""
+    variable = tf.Variable([1.0, 2.0])
+    store = collectives.world().transport.group.parent_store
+    assert store is not None
+
+    def gradient() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable**2)
+        return hvd.DistributedGradientTape(tape).gradient(loss, variable)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reducing, "usable_cores", lambda: 1)
+        for calls in (0, 1):
+            if calls:
+                set_bounds(store, 1, None)
+            compiled = tf.function(gradient).get_concrete_function()
+            kinds = [node.type for node in compiled.graph.get_operations()]
+            assert kinds.count("RondeCall") == calls
+            assert compiled().numpy().tolist() == gradient().numpy().tolist() == [2.0, 4.0]
+        assert not reducing.Reducer(
+            "x", hvd.Compression.none, False, hvd.Sum, 1.0, 0, None, hvd.ProcessSet(), True
+        )._crowded
+
+
+def test_a_graph_of_one_rank_where_others_may_come(pool: Pools) -> None:
+    pool(1).run(in_world, alone_for_a_while)
 
 
 def batch_norm(rank: int, size: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from collectives import ProcessSet
 from frontends import horovod
 from frontends.horovod import ErrorFeedback, Fact, Reduction
 
@@ -53,6 +54,14 @@ class Backend:
     def dense(self, gradient: Any) -> Any:
         """Return the gradient as a dense tensor."""
         return gradient
+
+    def alone(self, process_set: ProcessSet) -> bool:
+        """True if this rank has no other rank to combine with: now, and whenever the step runs that is compiled."""
+        return horovod.alone_in(process_set)
+
+    def divided(self, gradient: Any, process_set: ProcessSet) -> Any:
+        """Return the gradient as a dense tensor, divided by the number of ranks."""
+        return self.dense(gradient) / process_set.size()
 
     def prepare(self, model: keras.Model) -> None:
         """Change how `model` compiles its steps, if `combine` needs that."""

@@ -8,8 +8,9 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
+from collectives import ProcessSet
 from frontends.keras.backends.interface import Backend, ReductionOptions
-from frontends.tensorflow_ops import Compression, agreement, grouped_allreduce
+from frontends.tensorflow_ops import Compression, agreement, grouped_allreduce, members, stays_alone
 
 
 class TensorFlowBackend(Backend):
@@ -33,6 +34,15 @@ class TensorFlowBackend(Backend):
     def dense(self, gradient: Any) -> Any:
         """Return the gradient as a dense tensor."""
         return tf.convert_to_tensor(gradient)
+
+    def alone(self, process_set: ProcessSet) -> bool:
+        """True if this rank has no other rank to combine with: now, and in a graph, whenever it runs."""
+        return stays_alone(process_set)
+
+    def divided(self, gradient: Any, process_set: ProcessSet) -> Any:
+        """Return the gradient as a dense tensor, divided by the number of ranks of the world in which the step runs."""
+        dense = tf.convert_to_tensor(gradient)
+        return dense / tf.cast(members(process_set), dense.dtype)
 
     def prepare(self, model: keras.Model) -> None:
         """Switch XLA off, which Keras switches on by itself if there is a GPU."""
