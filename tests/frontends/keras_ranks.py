@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
+import logging
 import os
 import sys
 from importlib.machinery import ModuleSpec
@@ -421,6 +422,31 @@ def with_xla() -> None:
     model = compiled(hvd.DistributedOptimizer(new_optimizer("sgd")), 0, jit_compile=True)
     model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)], **QUIET)
     assert not model.jit_compile
+    hvd.shutdown()
+
+
+def in_a_function() -> None:
+    """TensorFlow only: a loop of one's own, which AutoGraph converts without a word."""
+    hvd = horovod()
+    import keras
+    import tensorflow as tf
+
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tensorflow").addHandler(handler)
+    variable = keras.Variable(np.zeros(2, np.float32))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    optimizer.build([variable])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(x: Any) -> None:
+        optimizer.apply([x * tf.ones(2)], [variable])
+
+    for _ in range(2):
+        step(tf.constant(hvd.rank() + 1.0))
+    assert variable.numpy().tolist() == [-(hvd.size() + 1.0)] * 2
+    assert [text for text in told if "AutoGraph" in text] == []
     hvd.shutdown()
 
 

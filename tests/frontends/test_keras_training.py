@@ -72,6 +72,11 @@ def test_xla_is_left_out_of_tensorflow(pool: Pool) -> None:
     pool.run(keras_ranks.with_xla, ranks=2)
 
 
+@pytest.mark.parametrize("pool", ["tensorflow"], indirect=True)
+def test_a_function_of_tensorflow(pool: Pool) -> None:
+    pool.run(keras_ranks.in_a_function, ranks=2)
+
+
 def test_no_other_framework_is_imported() -> None:
     """With JAX. Keras itself imports JAX whatever its backend is, where it is installed."""
     code = "import sys, frontends.keras; print([m in sys.modules for m in ('tensorflow', 'torch')])"

@@ -21,21 +21,20 @@ __all__ = ["Backend", "ReductionOptions", "chosen", "init"]
 
 def chosen() -> Backend:
     """Return Keras's current backend, which cannot change in a process. Raises ValueError for an unknown one."""
-    match keras.backend.backend():
-        case "tensorflow":
-            from frontends.keras.backends.tensorflow import TensorFlowBackend
+    name = keras.backend.backend()
+    if name == "tensorflow":  # not `match`, of which AutoGraph warns
+        from frontends.keras.backends.tensorflow import TensorFlowBackend
 
-            return TensorFlowBackend()
-        case "jax":
-            from frontends.keras.backends.jax import JaxBackend
+        return TensorFlowBackend()
+    if name == "jax":
+        from frontends.keras.backends.jax import JaxBackend
 
-            return JaxBackend()
-        case "torch":
-            from frontends.keras.backends.torch import TorchBackend
+        return JaxBackend()
+    if name == "torch":
+        from frontends.keras.backends.torch import TorchBackend
 
-            return TorchBackend()
-        case name:
-            raise ValueError(f"KERAS_BACKEND={name!r}: must be one of tensorflow, jax, torch")
+        return TorchBackend()
+    raise ValueError(f"KERAS_BACKEND={name!r}: must be one of tensorflow, jax, torch")
 
 
 def init(
