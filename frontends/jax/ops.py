@@ -278,7 +278,9 @@ def _arrays(x: Any, otherwise: str = "") -> tuple[list[jax.Array], Any]:
         try:
             array = jnp.asarray(leaf)
         except TypeError as error:
-            raise TypeError(f"{where}: must be an array or a number, not {type(leaf).__name__}") from error
+            kind = f"{type(leaf).__name__} of {leaf.dtype}" if hasattr(leaf, "dtype") else type(leaf).__name__
+            raise TypeError(f"{where}: must be an array or a number, not {kind}") from error
+        _check_cut(leaf, array, where)
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):
             raise TypeError(f"{where}: arrays of {array.dtype} cannot be moved; convert a key by jax.random.key_data")
         if array.dtype.name in _PARTS:
@@ -287,6 +289,18 @@ def _arrays(x: Any, otherwise: str = "") -> tuple[list[jax.Array], Any]:
             raise ValueError(f"{where}: {otherwise}")
         arrays.append(array)
     return arrays, tree
+
+
+def _check_cut(leaf: Any, array: jax.Array, where: str) -> None:
+    """Raise OverflowError for integers of NumPy that JAX cut to 32 bits, and which need more, as JAX does for those of
+    Python."""
+    if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "iu" and leaf.dtype != array.dtype:
+        kept = np.iinfo(np.dtype(array.dtype))
+        if leaf.size and not kept.min <= leaf.min() <= leaf.max() <= kept.max:
+            raise OverflowError(
+                f"{where}: has integers beyond {kept.dtype}, to which JAX cuts {leaf.dtype}; call "
+                "jax.config.update('jax_enable_x64', True) first"
+            )
 
 
 def is_sparse(leaf: Any) -> bool:

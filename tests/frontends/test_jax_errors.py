@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -46,6 +47,13 @@ def mistakes(rank: int, size: int) -> None:
         (lambda: hvd.allreduce(x, op="median"), ValueError, "op='median'"),
         (lambda: hvd.allreduce(jnp.ones(3, bool), op=hvd.Sum), TypeError, "op='sum': not defined for bool"),
         (lambda: hvd.allreduce({"a": "text"}), TypeError, "x, leaf 0: must be an array or a number, not str"),
+        (lambda: hvd.allreduce(np.ones(2, ">f4")), TypeError, "x: must be an array or a number, not ndarray of >f4"),
+        *(
+            (functools.partial(call, beyond), OverflowError, "integers beyond int32, to which JAX cuts int64")
+            for call in (hvd.allreduce, hvd.allgather, hvd.reduce_scatter, hvd.alltoall, lambda x: hvd.broadcast(x, 0))
+            for beyond in (np.array([1, 2**40]), np.array([-(2**31) - 1, 0]))
+        ),
+        (lambda: hvd.allreduce({"a": np.uint64(2**32)}), OverflowError, "x, leaf 0: has integers beyond uint32"),
         (lambda: hvd.allreduce(jax.random.key(0)), TypeError, "key_data"),
         (lambda: hvd.allreduce(x, process_set=3), TypeError, "process_set=3"),
         (lambda: hvd.broadcast(x, 7), ValueError, "root_rank=7"),
@@ -70,6 +78,8 @@ def mistakes(rank: int, size: int) -> None:
     ):
         with pytest.raises(kind, match=text):
             wrong()
+    same(hvd.allreduce(np.array([2**31 - 1, -(2**31)]), op=hvd.Max), np.array([2**31 - 1, -(2**31)], np.int32))
+    same(hvd.allreduce(np.zeros((0, 2), np.int64)), np.zeros((0, 2), np.int32))
 
 
 def other_order(rank: int, size: int) -> None:
