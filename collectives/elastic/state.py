@@ -53,7 +53,8 @@ class State:
         self._commits = 0
         """Number of commits since the program began, the same on all ranks that have the same state."""
         for name, value in values.items():
-            if hasattr(State, name) or name in vars(self) or name == "_saved":
+            own = hasattr(State, name) or callable(getattr(type(self), name, None))  # a subclass may have defaults
+            if own or name in vars(self) or name == "_saved":
                 raise ValueError(f"{name}={value!r}: the state uses this name itself; choose another one")
             setattr(self, name, value)
         self._saved = self._snapshot()

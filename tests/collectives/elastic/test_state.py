@@ -330,6 +330,21 @@ def test_a_name_that_the_state_uses_is_refused(name: str) -> None:
         State(step=0, **{name: 3})
 
 
+def test_a_method_of_a_subclass_is_refused_as_a_name_and_a_default_is_not() -> None:
+    class Own(State):
+        epoch = 0
+
+        def assign(self) -> None:
+            """Used by a frontend's `write`."""
+
+    with pytest.raises(ValueError, match=r"^assign=3: the state uses this name itself"):
+        Own(assign=3)
+    state = Own(epoch=5)
+    state.epoch = 6
+    state.restore()
+    assert state.epoch == 5
+
+
 def test_a_samplers_order_is_that_of_its_attributes() -> None:
     sampler = Sampler(10, seed=1)
     sampler.order()
