@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import ray
 from ray.exceptions import GetTimeoutError
@@ -12,6 +12,9 @@ from ray.util import get_current_placement_group, placement_group, placement_gro
 
 from collectives.launch import Place, in_rank_order
 from transports.errors import DeadlineExceeded
+
+_UNITS: Final = 10_000
+"""The smallest share of a resource that Ray counts is 1 / _UNITS."""
 
 
 @dataclass(frozen=True)
@@ -107,19 +110,27 @@ class Placement:
             remove_placement_group(self.group)
 
 
+def room_in(offered: Mapping[str, float], wanted: Mapping[str, float]) -> int:
+    """The number of workers with the resources `wanted` for which there are enough of those offered. Ray counts in
+    shares of 1 / 10000; 1.0 // 0.1 is 9."""
+    return min(
+        round(offered.get(name, 0.0) * _UNITS) // max(1, round(amount * _UNITS)) for name, amount in wanted.items()
+    )
+
+
 def capacity(resources: Mapping[str, float]) -> int:
     """The number of workers with these resources for which the nodes that are alive are large enough."""
     wanted = {name: amount for name, amount in resources.items() if amount}
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return sum(int(min(node.get(name, 0.0) // amount for name, amount in wanted.items())) for node in alive)
+    return sum(room_in(node, wanted) for node in alive)
 
 
 def _fitting(bundles: Sequence[Mapping[str, float]], demand: Demand) -> list[int]:
     """The bundles of an existing placement group for the workers; the first one last, which the caller runs in."""
     found: list[int] = []
+    wanted = {name: amount for name, amount in demand.resources.items() if amount}
     for index in [*range(1, len(bundles)), 0]:
-        room = [int(bundles[index].get(name, 0.0) // amount) for name, amount in demand.resources.items() if amount]
-        found += [index] * min(room)
+        found += [index] * room_in(bundles[index], wanted)
     if len(found) < demand.count:
         raise ValueError(
             f"the current placement group has room for {len(found)} workers, not for {demand}; "
