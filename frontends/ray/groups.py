@@ -111,10 +111,10 @@ class RondeGroup(BaseGroup):  # type: ignore[misc]  # Ray has no types
         tensor: Sequence[Any],
         allgather_options: AllGatherOptions | None = None,
     ) -> None:
-        array = _array(tensor)
+        array, targets = _array(tensor), self._parts(tensor_list, tensor)
         parts = np.split(self._communicator.allgather(array.reshape(-1)), self.world_size)
-        for target, part in zip(_one(tensor_list), parts, strict=True):
-            _array([target])[...] = part.reshape(array.shape)
+        for target, part in zip(targets, parts, strict=True):
+            target[...] = part.reshape(array.shape)
 
     def reducescatter(
         self,
@@ -123,8 +123,21 @@ class RondeGroup(BaseGroup):  # type: ignore[misc]  # Ray has no types
         reducescatter_options: ReduceScatterOptions | None = None,
     ) -> None:
         target = _array(tensor)
-        parts = np.concatenate([_array([part]).reshape(-1) for part in _one(tensor_list)])
+        parts = np.concatenate([part.reshape(-1) for part in self._parts(tensor_list, tensor)])
         target[...] = self._communicator.reduce_scatter(parts, _op(reducescatter_options)).reshape(target.shape)
+
+    def _parts(self, tensor_list: Sequence[Sequence[Any]], tensor: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+        """The memory of the tensors for all ranks. Raises ValueError unless there is one for each, like `tensor`."""
+        alike, parts = _array(tensor), [_array([part]) for part in _one(tensor_list)]
+        if len(parts) != self.world_size:
+            raise ValueError(f"tensor_list: has {len(parts)} tensors, must have {self.world_size}, one for each rank")
+        for place, part in enumerate(parts):
+            if (part.shape, part.dtype) != (alike.shape, alike.dtype):
+                raise ValueError(
+                    f"tensor_list[{place}]: is {part.dtype} of shape {part.shape}, must be {alike.dtype} of shape "
+                    f"{alike.shape}, as tensor"
+                )
+        return parts
 
     def send(self, tensor: Sequence[Any], send_options: SendOptions) -> None:
         self._communicator.send(_array(tensor), send_options.dst_rank)

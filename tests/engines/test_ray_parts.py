@@ -1,11 +1,18 @@
-"""Parts of frontends.ray that need no cluster: room for workers."""
+"""Parts of frontends.ray that need no cluster: room for workers, and groups of `ray.util.collective`."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
+
+from collectives import Communicator
+from tests.worlds import world_of
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ronde[ray]'")
 
+from frontends.ray.groups import RondeGroup
 from frontends.ray.placement import room_in
 
 
@@ -22,3 +29,34 @@ from frontends.ray.placement import room_in
 )
 def test_room_for_workers(offered: dict[str, float], wanted: dict[str, float], room: int) -> None:
     assert room_in(offered, wanted) == room
+
+
+def group_of(comm: Communicator) -> RondeGroup:
+    group = object.__new__(RondeGroup)
+    group._world_size, group._rank, group._communicator = comm.size, comm.rank, comm
+    return group
+
+
+def test_parts_of_a_group_are_alike() -> None:
+    def rank(comm: Communicator) -> None:
+        group, own = group_of(comm), np.full(2, comm.rank + 1.0)
+        for bad, text in (
+            (
+                [np.zeros(3), np.zeros(1)],
+                r"tensor_list\[0\]: is float64 of shape \(3,\), must be float64 of shape \(2,\)",
+            ),
+            ([np.zeros(2), np.zeros((2, 2))], r"tensor_list\[1\]: is float64 of shape \(2, 2\)"),
+            ([np.zeros(2), np.zeros(2, np.float32)], r"tensor_list\[1\]: is float32"),
+            ([np.zeros(2)], "has 1 tensors, must have 2"),
+        ):
+            for call in (lambda bad: group.allgather([bad], [own]), lambda bad: group.reducescatter([own], [bad])):
+                with pytest.raises(ValueError, match=text):
+                    call(bad)
+        parts: list[Any] = [np.zeros(2), np.zeros(2)]
+        group.allgather([parts], [own])
+        assert [part.tolist() for part in parts] == [[1.0, 1.0], [2.0, 2.0]]
+        group.reducescatter([own], [parts])
+        assert own.tolist() == [2.0 * (comm.rank + 1)] * 2
+
+    with world_of("local", 2) as world:
+        world.run(rank)
