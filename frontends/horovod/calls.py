@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from collectives import Communicator, OpName, ProcessSet, Work
 from frontends.horovod.agreement import Fact
-from frontends.horovod.feedback import names_of, numbered
+from frontends.horovod.feedback import numbered
 from frontends.horovod.names import root_in
 from frontends.horovod.ops import Average, scale_options
 
@@ -29,7 +29,7 @@ class Call:
     ranks   members of the process set; None for the world
     root    of a broadcast, a rank of the world
     number  of the lossy compression
-    memory  the tensors' name in the memory of that
+    memory  names of the tensors in the memory of that
     facts   this rank's facts, on which the ranks agree
     """
 
@@ -41,7 +41,7 @@ class Call:
     postscale: float = 1.0
     root: int = 0
     number: int = 0
-    memory: str = ""
+    memory: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
 
     def __post_init__(self) -> None:
@@ -76,9 +76,8 @@ class Call:
         """
         comm, scales = self.communicator, scale_options(self.prescale, self.postscale)
         if self.kind == "compressed":
-            names = names_of(self.memory, len(sources))
             if sources:
-                yield numbered(self.number).begin(comm, sources, targets, self.op, name, names)
+                yield numbered(self.number).begin(comm, sources, targets, self.op, name, self.memory)
         elif self.kind == "allreduce" and len(sources) > 1:
             yield comm.grouped_allreduce_async(sources, self.op, out=targets, name=name, **scales)
         else:

@@ -28,6 +28,7 @@ from frontends.horovod import (
     choose_op,
     communicator_of,
     is_lossy,
+    names_of,
     number_of,
     root_in,
     set_ranks,
@@ -96,6 +97,7 @@ def grouped_allreduce(
 def allreduce_gradients(
     arrays: Sequence[Any],
     facts: Sequence[Fact],
+    memory: Sequence[str],
     label: str,
     op: OpName | None = None,
     name: str | None = None,
@@ -107,6 +109,7 @@ def allreduce_gradients(
     """`allreduce` of a list, before which all ranks agree that they have the same gradients.
 
     facts   about all gradients, those that are missing as well
+    memory  names of the arrays in the memory of a lossy compression
     label   by which the ranks match the agreement
 
     Raises as `allreduce`; JaxRuntimeError on every rank, with the names of the parameters, if the facts differ.
@@ -114,7 +117,7 @@ def allreduce_gradients(
     op = choose_op(op)
     request = _request("allreduce", process_set, name, op=op, prescale=prescale_factor, postscale=postscale_factor)
     given, _ = _arrays(list(arrays))
-    return _reduced(replace(request, label=label, facts=tuple(facts)), given, compression)
+    return _reduced(replace(request, label=label, facts=tuple(facts)), given, compression, memory)
 
 
 def allgather(
@@ -250,12 +253,15 @@ def _broadcast(process_set: ProcessSet, root_rank: int, name: str | None) -> Req
     return _request("broadcast", process_set, name, root=int(root_rank))
 
 
-def _reduced(request: Request, arrays: list[jax.Array], compression: AnyCompression) -> list[jax.Array]:
+def _reduced(
+    request: Request, arrays: list[jax.Array], compression: AnyCompression, memory: Sequence[str] | None = None
+) -> list[jax.Array]:
     if request.kind == "allreduce" and is_lossy(compression):
         compression.check(request.op, request.prescale, request.postscale)
         for array in arrays:
             check_op(request.op, np.dtype(array.dtype))
-        compressed = replace(request, kind="compressed", number=number_of(compression), memory=request.name or "")
+        kept = tuple(names_of(request.name, len(arrays)) if memory is None else memory)
+        compressed = replace(request, kind="compressed", number=number_of(compression), memory=kept)
         return bind(compressed, *arrays) if arrays or request.facts else []
     packed = [compression.compress(array) for array in arrays]
     for array, _ in packed:

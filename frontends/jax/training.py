@@ -103,7 +103,8 @@ def distributed(
         facts = [_fact(path, leaf) for (path, _), leaf in zip(found, leaves, strict=True)]
         given = [leaf for leaf in leaves if leaf is not None]
         scales = prescale_factor, postscale_factor
-        reduced = iter(allreduce_gradients(given, facts, "optax", op, None, *scales, process_set, compression))
+        kept = [fact.name for fact in facts if fact.kind != MISSING]
+        reduced = iter(allreduce_gradients(given, facts, kept, "optax", op, None, *scales, process_set, compression))
         combined = tree.unflatten([None if leaf is None else next(reduced) for leaf in leaves])
         return inner.update(combined, state, params, **extra)  # type: ignore[no-any-return]
 

@@ -163,6 +163,8 @@ class _Settings:
     named: bool
     local: set[int] = field(default_factory=set)
     """The ids of the variables whose gradients stay in their rank."""
+    kept: dict[int, str] = field(default_factory=dict)
+    """By the ids of the variables, the names of their gradients in the memory of a lossy compression."""
 
     def combine(self, backend: Backend, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the gradients combined over all ranks, in the same order; None stays None.
@@ -173,7 +175,9 @@ class _Settings:
         if backend.alone(self.process_set):
             return result
         lossy = self.compression if isinstance(self.compression, ErrorFeedback) else None
-        chosen, contexts, tensors, facts = [], [], [], []
+        chosen, contexts, tensors, facts, label = [], [], [], [], self._label(variables)
+        for variable in variables:  # numbered on all ranks as the optimizer sees them first
+            self.kept.setdefault(id(variable), f"{label}.{len(self.kept)}")
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if id(variable) in self.local:
                 if self.scales_local and gradient is not None:
@@ -192,8 +196,9 @@ class _Settings:
             chosen.append(index)
             contexts.append(context)
             tensors.append(tensor)
-        how = Reduction(self.op, self._label(variables), self.prescale, self.postscale, self.process_set)
-        options = ReductionOptions(how, self.name, facts, lossy)
+        how = Reduction(self.op, label, self.prescale, self.postscale, self.process_set)
+        memory = [self.kept[id(variables[index])] for index in chosen]
+        options = ReductionOptions(how, self.name, facts, memory, lossy)
         for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, options), strict=True):
             whole = lossy is not None or isinstance(tensor, backend.SPARSE)
             result[index] = tensor if whole else self.compression.decompress(tensor, context)

@@ -111,7 +111,8 @@ class Reducer:
         for group in self._divide(combined, sources, results):
             how = Reduction(self._op, f"{self._name}/{names[group[0]]}", *self._factors, self._process_set)
             given = [results[index] for index in group]
-            reduced = ops.grouped_allreduce(given, compression=self._compression, **how._asdict())
+            kept = [f"{self._name}/{names[index]}" for index in group]
+            reduced = ops.reduce_together(given, how, self._compression, kept)
             for index, gradient in zip(group, reduced, strict=True):
                 results[index] = gradient
         return results

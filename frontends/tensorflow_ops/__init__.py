@@ -34,6 +34,7 @@ from frontends.tensorflow_ops.ops import (
 )
 from frontends.tensorflow_ops.ops import members as members
 from frontends.tensorflow_ops.ops import no_autograph as no_autograph
+from frontends.tensorflow_ops.ops import reduce_together as reduce_together
 from frontends.tensorflow_ops.ops import stays_alone as stays_alone
 
 __all__ = [

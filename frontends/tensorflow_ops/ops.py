@@ -16,11 +16,13 @@ from collectives import OpName, ProcessSet, global_process_set
 from frontends.horovod import (
     Average,
     Fact,
+    Reduction,
     Sum,
     alone_in,
     check_linear,
     choose_op,
     is_lossy,
+    names_of,
     number_of,
     ranks_may_change,
     set_ranks,
@@ -90,7 +92,20 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> list[Any]:
     """allreduce of several tensors as one operation; IndexedSlices among them are reduced one by one."""
-    chosen = choose_op(op, average)
+    how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return reduce_together(tensors, how, compression, names_of(name, len(tensors)), ignore_name_scope)
+
+
+@no_autograph
+def reduce_together(
+    tensors: Sequence[Any],
+    how: Reduction,
+    compression: AnyCompression,
+    memory: Sequence[str],
+    ignore_name_scope: bool = False,
+) -> list[Any]:
+    """`grouped_allreduce` of tensors with names in the memory of a lossy compression."""
+    chosen, name, prescale_factor, postscale_factor, process_set = how
     lossy = compression if is_lossy(compression) else None
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if len(dense) < len(tensors):
@@ -98,7 +113,8 @@ def grouped_allreduce(
     results: list[Any] = list(tensors)
     if dense and lossy is not None:
         lossy.check(chosen, prescale_factor, postscale_factor)
-        call = Call("compressed", name, set_ranks(process_set), chosen, number=number_of(lossy), memory=name or "")
+        kept = tuple(memory[index] for index in dense)
+        call = Call("compressed", name, set_ranks(process_set), chosen, number=number_of(lossy), memory=kept)
         reduced = run(call, [tf.convert_to_tensor(tensors[index]) for index in dense], None, ignore_name_scope)
         for index, tensor in zip(dense, reduced, strict=True):
             results[index] = tensor

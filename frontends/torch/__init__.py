@@ -26,6 +26,7 @@ from frontends.torch.functions import broadcast_optimizer_state, broadcast_param
 from frontends.torch.ops import *  # noqa: F403
 from frontends.torch.optimizer import DistributedOptimizer
 from frontends.torch.sync_batch_norm import SyncBatchNorm
+from frontends.torch.tensors import LIBRARY as LIBRARY
 
 __all__ = [
     *ops.__all__,

@@ -478,7 +478,15 @@ def with_loss() -> None:
             assert len(compression.memory.memories) == 4, "one memory for each gradient"
     assert all(abs(losses[name] - losses["none"]) < 0.1 * losses["none"] for name in ways), losses
     assert len(set(losses.values())) == 4, "the gradients were compressed"
-    value = np.linspace(-1, 1, 2000, dtype=np.float32)
+    nothing, value = np.zeros(2000, np.float32), np.linspace(-1, 1, 2000, dtype=np.float32)
+    compression = hvd.Compression.topk(0.01)
+    one, other = (keras.Variable(nothing) for _ in range(2))
+    for passes in (1, 2):
+        optimizer = optimizer_with(hvd, compression=compression, backward_passes_per_step=passes)
+        for given in [value] * passes + [None] * passes:  # what `one` has not sent is not added to `other`
+            gradients = [None if given is None else keras.ops.convert_to_tensor(value), keras.ops.zeros(2000)]
+            optimizer.apply(gradients, [one, other])
+            assert not keras.ops.convert_to_numpy(other).any()
     found = hvd.allreduce(value * (1 + rank), name="value", compression=hvd.Compression.int8())
     np.testing.assert_allclose(found, value * (size + 1) / 2, atol=0.03)
     raises(ValueError, "gradient_predivide_factor", optimizer_with, hvd, gradient_predivide_factor=2.0)
@@ -488,7 +496,7 @@ def with_loss() -> None:
 def optimizer_with(hvd: Any, **options: Any) -> Any:
     import keras
 
-    return hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), compression=hvd.Compression.int8(), **options)
+    return hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), **{"compression": hvd.Compression.int8(), **options})
 
 
 def local_sgd() -> None:

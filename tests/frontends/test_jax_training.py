@@ -183,6 +183,21 @@ def test_compressions_with_a_memory(pool: Pools) -> None:
     pool(2).run(in_world, compressed)
 
 
+def missing(rank: int, size: int) -> None:
+    """What a gradient has not sent is not added to that of another parameter in a step that lacks the first."""
+    compression = hvd.Compression.topk(0.01)
+    optimizer = hvd.distributed(optax.sgd(1.0), compression=compression)
+    nothing = jnp.zeros(2000)
+    for one in (jnp.linspace(1.0, 2.0, 2000), None):
+        updates, _ = optimizer.update({"one": one, "other": nothing}, optimizer.init(nothing))
+        assert not np.asarray(updates["other"]).any()
+    assert len(compression.memory.memories) == 2
+
+
+def test_a_memory_belongs_to_its_parameter(pool: Pools) -> None:
+    pool(2).run(in_world, missing)
+
+
 def test_the_example_of_vmap(pool: Pools) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ronde[examples]'")
     text = pool(2).run_script(ROOT / "examples/jax_vmap_digits.py", "--epochs", 2)

@@ -84,6 +84,24 @@ def test_training_ends_where_it_does_without_compression(pool: Pools) -> None:
     pool(2).run(in_world, training)
 
 
+def missing(rank: int, size: int) -> None:
+    """What a gradient has not sent is not added to that of another variable in a step that lacks the first."""
+    compression = hvd.Compression.topk(0.01)
+    one, other = (tf.Variable(tf.zeros(2000)) for _ in range(2))
+    for used in (1.0, None):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(other) * 0.0
+            if used:
+                loss += tf.reduce_sum(one * tf.linspace(1.0, 2.0, 2000))
+        found = hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, [one, other])
+        assert not tf.math.count_nonzero(found[1])
+    assert len(compression.memory.memories) == 2
+
+
+def test_a_memory_belongs_to_its_variable(pool: Pools) -> None:
+    pool(2).run(in_world, missing)
+
+
 def functions(rank: int, size: int) -> None:
     x = tf.linspace(-1.0, 1.0, 4096) * (rank + 1.0)
     compression = hvd.Compression.int8()

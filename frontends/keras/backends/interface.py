@@ -19,12 +19,14 @@ class ReductionOptions:
 
     label   by which the ranks match the agreement on `facts` before it
     facts   about all gradients, those that are missing as well
+    memory  names of the gradients that are there, in the memory of `lossy`
     lossy   compresses dense ones; None leaves them as they are
     """
 
     how: Reduction
     label: str
     facts: Sequence[Fact]
+    memory: Sequence[str]
     lossy: ErrorFeedback | None = None
 
 

@@ -20,7 +20,7 @@ class JaxBackend(Backend):
     def combine(self, tensors: list[Any], options: ReductionOptions) -> list[Any]:
         """Allreduce all tensors by one call out of the compiled step."""
         compression = options.lossy or Compression.none
-        return allreduce_gradients(tensors, options.facts, options.label, *options.how, compression)
+        return allreduce_gradients(tensors, options.facts, options.memory, options.label, *options.how, compression)
 
     def forget(self) -> None:
         """Clear JAX's caches: rank and size are constants of compiled programs."""

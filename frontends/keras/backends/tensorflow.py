@@ -10,7 +10,7 @@ from tensorflow.python.ops import control_flow_util
 
 from collectives import ProcessSet
 from frontends.keras.backends.interface import Backend, ReductionOptions
-from frontends.tensorflow_ops import Compression, agreement, grouped_allreduce, members, stays_alone
+from frontends.tensorflow_ops import Compression, agreement, members, reduce_together, stays_alone
 
 
 class TensorFlowBackend(Backend):
@@ -29,7 +29,7 @@ class TensorFlowBackend(Backend):
             )
         compression, how = options.lossy or Compression.none, options.how
         with agreement(options.label, options.facts, how.process_set):
-            return grouped_allreduce(tensors, compression=compression, **how._asdict())
+            return reduce_together(tensors, how, compression, options.memory)
 
     def dense(self, gradient: Any) -> Any:
         """Return the gradient as a dense tensor."""

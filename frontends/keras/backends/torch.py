@@ -8,7 +8,7 @@ import torch
 
 from frontends.horovod import agree, as_horovod
 from frontends.keras.backends.interface import Backend, ReductionOptions
-from frontends.torch import grouped_allreduce, grouped_allreduce_, init
+from frontends.torch import LIBRARY, grouped_allreduce_, init
 
 
 class TorchBackend(Backend):
@@ -27,7 +27,8 @@ class TorchBackend(Backend):
             if not tensors:
                 return []
             if options.lossy is not None:
-                return grouped_allreduce(tensors, compression=options.lossy, **options.how._asdict())
+                how, lossy = options.how, options.lossy
+                return list(LIBRARY.compressed(tensors, tensors, how, options.memory, lossy).synchronize())
             return grouped_allreduce_(tensors, **options.how._asdict())
 
     def dense(self, gradient: Any) -> Any:
