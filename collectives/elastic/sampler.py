@@ -45,8 +45,10 @@ class Sampler:
         """The next `batch` samples of this rank, or fewer at the end of the epoch, the same number on all ranks; none
         after it. All ranks call it with the same `batch`, and commit between two calls.
 
-        Raises ValueError if `batch` is not positive.
+        Raises TypeError if `batch` is no int, ValueError if it is not positive.
         """
+        if not is_integer(batch):
+            raise TypeError(f"batch={batch!r}: must be an int")
         if batch < 1:
             raise ValueError(f"batch={batch!r}: must be 1 or more")
         rank, size = (world().rank, world().size) if is_initialized() else (0, 1)

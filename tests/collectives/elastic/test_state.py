@@ -401,3 +401,19 @@ def test_a_sampler_loses_and_repeats_nothing_while_the_ranks_change() -> None:
     padding = seen.size - count
     assert 0 <= padding < 3
     assert sorted(set(seen.tolist())) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind", "text"),
+    [
+        (2.5, TypeError, "batch=2.5: must be an int"),
+        (True, TypeError, "batch=True"),
+        (0, ValueError, "batch=0: must be 1"),
+    ],
+)
+def test_a_bad_batch_is_refused_and_takes_nothing(batch: Any, kind: type[Exception], text: str) -> None:
+    sampler = Sampler(10)
+    with pytest.raises(kind, match=text):
+        sampler.take(batch)
+    assert sampler.done == 0
+    assert len(sampler.take(np.int64(4))) == 4
