@@ -84,10 +84,16 @@ class VariablesState(ObjectState, ABC):
         return super().read(), self.values_of(self.variables())
 
     def write(self, values: Any) -> None:
-        """Set the attributes and the variables."""
+        """Set the attributes and the variables. Raises ValueError, with nothing changed, if this rank has too few."""
         attributes, found = values
+        own = self.variables()
+        if len(own) < len(found):
+            raise ValueError(
+                f"state: has {len(found)} variables on the ranks that committed it, and {len(own)} here; build the "
+                "model before, for example by a first call of it"
+            )
         super().write(attributes)
-        for variable, value in zip(self.variables(), found, strict=False):  # variables may have been created since
+        for variable, value in zip(own, found, strict=False):  # variables may have been created since
             self.assign(variable, value)
 
 

@@ -20,6 +20,7 @@ from frontends.horovod import (
     Reduction,
     Sum,
     UnsupportedOpError,
+    VariablesState,
     allgather_object,
     broadcast_object,
     check_passes,
@@ -206,3 +207,37 @@ def test_a_predivide_factor_is_a_number_above_0(factor: float) -> None:
 def test_scale_factors_of_numpy_are_numbers_in_the_text_of_a_call() -> None:
     call = Call("allreduce", prescale=np.float32(0.5), postscale=np.float64(2.0))  # type: ignore[arg-type]
     assert Call.read(call.text()) == Call("allreduce", prescale=0.5, postscale=2.0)
+
+
+class Held(VariablesState):
+    """A state with arrays as variables."""
+
+    def __init__(self, *held: Any, **values: Any) -> None:
+        self.held = list(held)
+        super().__init__(**values)
+
+    def variables(self) -> list[Any]:
+        return self.held
+
+    def assign(self, variable: Any, value: Any) -> None:
+        variable[...] = value
+
+
+def test_a_rank_without_the_variables_of_the_others_is_told() -> None:
+    """Such as one whose model is not built yet, and which would go on with weights of its own."""
+
+    def rank(comm: ronde.Communicator) -> None:
+        own = [np.full(2, float(comm.rank)) for _ in range(1 if comm.rank == 1 else 2)]
+        state = Held(*own, step=comm.rank)
+        if comm.rank == 1:
+            with pytest.raises(ValueError, match=r"state: has 2 variables .* and 1 here; build the model before"):
+                state.sync()
+            assert (own[0].tolist(), state.step) == ([1.0, 1.0], 1)
+        else:
+            state.sync()
+            state.held.append(np.ones(2))
+            state.restore()
+            assert [one.tolist() for one in state.held] == [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]
+
+    with world_of("local", 3) as world:
+        world.run(rank)
