@@ -11,7 +11,7 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import keras
 
@@ -33,6 +33,9 @@ from frontends.horovod import (
 from frontends.keras.backends import Backend, ReductionOptions, chosen
 from frontends.keras.compression import AnyCompression, Compression
 from frontends.keras.library import LEGACY, OPTIMIZERS, library, refuse_loss_scaling
+
+_NOT_IN_THE_CONFIGURATION: Final = {"_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"}
+"""What `exclude_from_weight_decay` sets; Keras has no other way to read it."""
 
 Groups: TypeAlias = int | Sequence[Sequence[Any]] | None
 
@@ -260,10 +263,12 @@ def _copy(optimizer: Any) -> Any:
         if "learning_rate" in config and not isinstance(optimizer._learning_rate, keras.Variable):
             config["learning_rate"] = optimizer._learning_rate  # not all functions can be made of a configuration
         fresh = kind.from_config(config)
+        for name in _NOT_IN_THE_CONFIGURATION & vars(optimizer).keys():
+            setattr(fresh, name, getattr(optimizer, name))
     if optimizer.built:
         fresh.build(optimizer._trainable_variables)
-        for new, old in zip(fresh.variables, optimizer.variables, strict=False):
-            new.assign(old)
+    for new, old in zip(fresh.variables, optimizer.variables, strict=False):
+        new.assign(old)
     return fresh
 
 

@@ -272,6 +272,16 @@ def rates_and_configurations() -> None:
     assert float(hvd.DistributedOptimizer(scaled).learning_rate) == 0.5
     for inner in (keras.optimizers.SGD(0.5), scaled):
         raises(ValueError, "around a Distr", keras.optimizers.LossScaleOptimizer, hvd.DistributedOptimizer(inner))
+    for wrapped in (lambda plain: plain, keras.optimizers.LossScaleOptimizer):
+        plain = keras.optimizers.SGD(0.5, weight_decay=0.1)
+        plain.exclude_from_weight_decay(var_names=["bias"])
+        plain.iterations.assign(7)
+        optimizer = hvd.DistributedOptimizer(hvd.DistributedOptimizer(wrapped(plain)))
+        variables = [keras.Variable(np.ones(2, np.float32), name=name) for name in ("kernel", "bias")]
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        optimizer.apply([keras.ops.zeros(2)] * 2, variables)
+        np.testing.assert_allclose([keras.ops.convert_to_numpy(one) for one in variables], [[0.95] * 2, [1.0] * 2])
+        assert float(optimizer.iterations) == 8
     made = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
     for optimizer in (
         hvd.DistributedOptimizer(keras.optimizers.SGD(lambda: 0.5)),
