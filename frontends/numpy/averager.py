@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from collectives import OpName, ProcessSet, Work, global_process_set
+from collectives.arrays import is_small_float, rest, share
 from collectives.compression import Compressor, State
 from collectives.trees import Array, leaves, rebuilt
 from frontends.horovod import Average, Sum, as_horovod, check_passes, choose_op, communicator_of
 from frontends.numpy.ops import Agreement, as_array, as_leaf, writable
+
+_Form = tuple[np.dtype[Any], tuple[int, ...]]
 
 
 class GradientAverager:
@@ -60,8 +63,8 @@ class GradientAverager:
         self._passes = backward_passes_per_step
         self._process_set = process_set
         self._done = 0
-        self._sums: dict[str, dict[str, Array]] = {}
-        """The sums of this step's passes: for each name, by paths."""
+        self._sums: dict[str, tuple[dict[str, _Form], dict[str, Array]]] = {}
+        """The forms of the gradients of this step's passes, and the sums of their shares: for each name, by paths."""
         self._trees: dict[str, Any] = {}
         """The trees of the sums, as they were given last."""
         self._begun: dict[str, _PendingReduction] = {}
@@ -139,28 +142,29 @@ class GradientAverager:
         self._begun[name] = begun
 
     def _add_up(self, name: str, tree: Any, arrays: dict[str, Array]) -> list[Array]:
-        """The sums of the passes; with the last one, their averages."""
+        """What the passes have in sum of their averages, which the last one completes. Shares are added, since a sum
+        may leave the range of the dtype; of halves in float32."""
+        forms = {path: (array.dtype, array.shape) for path, array in arrays.items()}
+        for path, (dtype, _) in forms.items():
+            if dtype.kind in "biu":
+                raise TypeError(f"{path!r}: gradients of {dtype} cannot be averaged over passes; give floats")
+        known, sums = self._sums.get(name, (forms, {}))
+        if forms != known:
+            path = sorted(path for path, _ in forms.items() ^ known.items())[0]
+            raise ValueError(
+                f"{path!r}: {_form(forms.get(path))} in this pass, {_form(known.get(path))} in an earlier one; all "
+                "passes of a step need gradients of the same forms, zeros where there are none"
+            )
         for path, array in arrays.items():
-            if array.dtype.kind in "biu":
-                raise TypeError(f"{path!r}: gradients of {array.dtype} cannot be averaged over passes; give floats")
-        sums = self._sums.get(name)
-        if sums is None:
-            sums = {path: array.copy() for path, array in arrays.items()}
-        else:
-            had, has = ({path: (one.dtype, one.shape) for path, one in each.items()} for each in (sums, arrays))
-            if had != has:
-                path = sorted(path for path, _ in had.items() ^ has.items())[0]
-                raise ValueError(
-                    f"{path!r}: {_form(arrays.get(path))} in this pass, {_form(sums.get(path))} in an earlier one; all "
-                    "passes of a step need gradients of the same forms, zeros where there are none"
-                )
-            for path, array in arrays.items():
-                sums[path] += array
-        self._sums[name], self._trees[name] = sums, tree
-        if self._done == self._passes - 1:
-            for path in sums:
-                sums[path] /= self._passes
-        return list(sums.values())
+            wide = array.astype(np.float32) if is_small_float(array.dtype) else array
+            part = np.asarray(wide * share(self._passes))
+            sums[path] = part if path not in sums else np.add(sums[path], part, out=sums[path])
+        self._sums[name], self._trees[name] = (forms, sums), tree
+        if self._done < self._passes - 1:
+            return list(arrays.values())
+        for path in sums:
+            sums[path] /= rest(self._passes)
+        return [sums[path].astype(dtype, copy=False) for path, (dtype, _) in forms.items()]
 
     def _combine(
         self, begun: _PendingReduction, name: str, paths: list[str], arrays: list[Array], outs: list[Array]
@@ -185,8 +189,8 @@ def _zero(leaf: Any) -> Any:
     return np.zeros_like(leaf) if isinstance(leaf, np.ndarray) else type(leaf)(0)
 
 
-def _form(array: Array | None) -> str:
-    return "is missing" if array is None else f"is {array.dtype} of shape {array.shape}"
+def _form(form: _Form | None) -> str:
+    return "is missing" if form is None else f"is {form[0]} of shape {form[1]}"
 
 
 class _PendingReduction:

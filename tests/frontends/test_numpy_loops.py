@@ -115,8 +115,9 @@ def beginnings(comm: Communicator) -> None:
     assert empty["loss"] == 3.0
     with pytest.raises(ValueError, match="rank 1 has"):
         hvd.average_metrics({f"loss{min(rank, 1)}": 1.0})
-    with pytest.raises(ValueError, match="weight: must be 0 or more"):
-        hvd.average_metrics({"loss": 1.0}, weight=0)
+    for weight in (0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="weight: must be 0 or more, finite"):
+            hvd.average_metrics({"loss": 1.0}, weight=weight)
     frozen = np.ones(2)
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match=r"tree\['w'\]: is a read-only array"):
@@ -247,6 +248,29 @@ def uneven_passes(comm: Communicator) -> None:
         averager.average({"a": np.ones(2 + rank)})
     averager.average({"a": np.ones(2)})
     np.testing.assert_array_equal(averager.average({"a": np.ones(2)})["a"], np.ones(2))
+
+
+def averages_in_range(comm: Communicator) -> None:
+    """The average of passes is in the range of the gradients, also where their sum is not; of halves it is exact."""
+    for count in (2, 3):
+        averager = hvd.GradientAverager(backward_passes_per_step=count)
+        for dtype, large in (
+            (np.float16, 60000.0),
+            (ml_dtypes.bfloat16, 3e38),
+            (np.float32, 3e38),
+            (np.float64, 1e308),
+        ):
+            given = {"large": np.full(3, large, dtype), "small": np.full(3, 6e-8, dtype), "one": dtype(large)}
+            for turn in range(count):
+                found = averager.average(given)
+                assert (found is None) == (turn < count - 1)
+            for name, array in given.items():
+                assert found[name].dtype == dtype
+                np.testing.assert_allclose(found[name].astype(float), array.astype(float), rtol=1e-6)
+
+
+def test_averages_of_passes_stay_in_range(worlds: Worlds) -> None:
+    worlds.get("local", 2).run(averages_in_range)
 
 
 def other_keys(comm: Communicator) -> None:
