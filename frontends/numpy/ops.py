@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -135,8 +136,10 @@ def average_metrics(
         if row.keys() != rows[0][0].keys():
             raise ValueError(f"metrics: rank 0 has {sorted(rows[0][0])}, rank {rank} has {sorted(row)}")
     total = sum(part for _, part in rows)
-    if min(part for _, part in rows) < 0 or not total > 0:
-        raise ValueError(f"weight: must be 0 or more, and more than 0 together; the ranks have {[w for _, w in rows]}")
+    if min(part for _, part in rows) < 0 or not 0 < total < math.inf:
+        raise ValueError(
+            f"weight: must be 0 or more, finite, and more than 0 together; the ranks have {[w for _, w in rows]}"
+        )
     return {name: sum(row[name] * part for row, part in rows if part) / total for name in mine}
 
 
