@@ -73,8 +73,11 @@ class _Sums:
             totals = [tf.identity(self._totals[index]) for index in used]
 
         def combined() -> list[Any]:
-            share = [total / self._passes if self._average else total for total in totals]
-            return reduce(share, [self._variables[index] for index in used])
+            whole: list[Any] = [None] * len(dense)  # so that a variable keeps its name among those of the same name
+            for index, total in zip(used, totals, strict=True):
+                whole[index] = total / self._passes if self._average else total
+            reduced = reduce(whole, self._variables)
+            return [reduced[index] for index in used]
 
         chosen = tf.cond(self._due, combined, lambda: [tf.zeros_like(total) for total in totals])
         results: list[Any] = [None] * len(dense)

@@ -97,6 +97,19 @@ def missing(rank: int, size: int) -> None:
         assert not tf.math.count_nonzero(found[1])
     assert len(compression.memory.memories) == 2
 
+    compression = hvd.Compression.topk(0.01)
+    plain = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    optimizer = hvd.DistributedOptimizer(plain, backward_passes_per_step=2, compression=compression)
+    for used in (1.0, 1.0, None, None):
+
+        def loss(used: Any = used) -> Any:
+            first = tf.reduce_sum(one * tf.linspace(1.0, 2.0, 2000)) if used else 0.0
+            return first + tf.reduce_sum(other) * 0.0
+
+        optimizer.minimize(loss, var_list=[one, other])
+        assert not tf.math.count_nonzero(other)
+    assert len(compression.memory.memories) == 2
+
 
 def test_a_memory_belongs_to_its_variable(pool: Pools) -> None:
     pool(2).run(in_world, missing)
