@@ -10,11 +10,11 @@ Store keys
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from collectives.flight import frame_of_program
 from transports.base import runs
 from transports.errors import DeadlineExceeded, MismatchError, RendezvousError
 from transports.packed import pack, unpack
@@ -25,7 +25,6 @@ _TABLE_SECONDS: Final = 1.0
 _MOST_LINES: Final = 64
 """Number of ranks up to which each has a line; beyond it ranks with the same call share one."""
 _LONGEST_LINE: Final = 1 << 12
-_NOT_THE_CALLER: Final = frozenset({"collectives", "transports", "frontends", "ronde", "threading"})
 
 
 def find_mismatch(
@@ -98,10 +97,6 @@ def _rows(store: Store, table: str, rank: int, size: int, own: bytes) -> list[by
 
 
 def _caller() -> str:
-    """File and line of the user's call: the innermost frame outside Ronde and outside the thread of its calls."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_CALLER:
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    return "an asynchronous call"
+    """File and line of the user's call."""
+    frame = frame_of_program()
+    return "an asynchronous call" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -10,7 +10,7 @@ parts that both write. Nothing here knows plans, transports or who reads.
 from __future__ import annotations
 
 from collectives.flight.connections import Route
-from collectives.flight.description import BATCH, MESSAGE, Description, line_of_program
+from collectives.flight.description import BATCH, MESSAGE, Description, frame_of_program, line_of_program
 from collectives.flight.digest import Digest, digest_of, unpack_digest
 from collectives.flight.door import Door, read_door
 from collectives.flight.folders import is_alive, records, worlds
@@ -75,6 +75,7 @@ __all__ = [
     "Route",
     "UnreadableRecord",
     "digest_of",
+    "frame_of_program",
     "is_alive",
     "line_of_program",
     "load_of",

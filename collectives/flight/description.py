@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from types import FrameType
 from typing import Any, Final, NamedTuple, Self
 
-_PACKAGES: Final = frozenset({"collectives", "transports", "frontends", "ronde", "torch", "keras", "tensorflow", "jax"})
-"""The packages whose lines are not those of the user's program."""
+_PACKAGES: Final = frozenset(
+    {"collectives", "transports", "frontends", "ronde", "torch", "keras", "tensorflow", "jax", "mxnet"}
+    | {"threading", "concurrent"}
+)
+"""The packages whose lines are not those of the user's program: Ronde's, the frameworks', and those that begin a
+thread."""
 
 BATCH: Final = "batch"
 """The collective of a batch of named operations: it begins when this rank has submitted all of them."""
@@ -44,13 +49,16 @@ class Description(NamedTuple):
         raise ValueError(f"{fields!r} describes no call")
 
 
+def frame_of_program() -> FrameType | None:
+    """The innermost frame of this thread that is neither Ronde's nor a framework's; None if there is none, as in the
+    thread that runs asynchronous calls."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _PACKAGES:
+        frame = frame.f_back
+    return frame
+
+
 def line_of_program() -> str:
-    """'train.py:12': the innermost line of this thread that is neither Ronde's nor a framework's; empty if there is
-    none."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in _PACKAGES:
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    """'train.py:12': the line of `frame_of_program`; empty if there is none."""
+    frame = frame_of_program()
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

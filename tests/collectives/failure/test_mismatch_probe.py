@@ -53,6 +53,21 @@ def test_broadcast_with_different_roots_raises_a_table_on_every_rank(transport: 
         assert f"rank {rank}: {call}, called from {__file__}:" in row
 
 
+@pytest.mark.parametrize("framework", ["torch.distributed.distributed_c10d", "tensorflow.python.eager", "jax._src"])
+def test_the_table_names_the_line_of_the_program_not_of_the_framework(framework: str) -> None:
+    frames: dict[str, Any] = {"__name__": framework}
+    exec("def through(call, array):\n    call(array)", frames)
+
+    def body(comm: Communicator) -> str:
+        with pytest.raises(MismatchError, match="do not fit together") as caught:
+            frames["through"](comm.allreduce, np.zeros(3 + comm.rank))
+        return str(caught.value)
+
+    with world_of("local", 2) as world:
+        for text in world.run(body):
+            assert text.count(f"called from {__file__}:") == 2
+
+
 def test_broadcast_of_a_rank_ahead_is_found_by_its_last_calls() -> None:
     """Rank 0 has completed a call with other arguments, in which the other ranks still wait."""
 
