@@ -90,7 +90,7 @@ def _defined(dtype: np.dtype[Any]) -> tuple[str, ...]:
 
 def check_op(op: str, dtype: np.dtype[Any]) -> None:
     """Raise ValueError for an unknown op, TypeError for an op that is not defined for the dtype."""
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:
         raise ValueError(f"op={op!r}: must be one of {', '.join(OPS)}, or an Op")
     if op not in (defined := _defined(dtype)):
         raise TypeError(f"op={op!r}: not defined for {dtype}; it allows {', '.join(defined)}")

@@ -74,7 +74,7 @@ class Arguments:
         numbers = np.asarray(given)
         if numbers.shape != (self.size,) or numbers.dtype.kind not in "iu":
             raise ValueError(f"{name}={list(given)!r}: must be {self.size} ints, one for each rank")
-        if numbers.min() < 0 or int(numbers.sum()) != rows:
+        if numbers.min() < 0 or sum(numbers.tolist()) != rows:  # NumPy's sum wraps
             text = f"{name}={list(given)!r}: must be at least 0 each and {rows} together, the first dimension of x"
             raise ValueError(text)
         return tuple(int(number) for number in numbers)
@@ -95,10 +95,17 @@ def as_tuple(value: Sequence[int] | None, name: str) -> tuple[int, ...] | None:
         raise TypeError(f"{name}={value!r}: must be a sequence of ints, one for each rank") from error
 
 
-def check_arrays(xs: Sequence[Any]) -> None:
-    """Raise TypeError unless `xs` can be the arrays of a group: an iterator would be at its end for the next call."""
+def check_list(xs: Any, name: str, of: str) -> None:
+    """Raise TypeError, naming the argument, unless `xs` is a list or the like: an iterator would be at its end for the
+    next call. `of` says in words what is in it."""
     if not hasattr(xs, "__len__") or not hasattr(xs, "__iter__") or getattr(xs, "ndim", 1) == 0:
-        raise TypeError(f"xs={xs!r}: must be a list of arrays, not {type_name(xs)}")
+        raise TypeError(f"{name}={xs!r}: must be a list of {of}, not {type_name(xs)}")
+
+
+def check_pickler(pickler: Any) -> None:
+    """Raise TypeError, naming the argument, unless it is None or can pickle and unpickle."""
+    if pickler is not None and not (hasattr(pickler, "dumps") and hasattr(pickler, "loads")):
+        raise TypeError(f"pickler={pickler!r}: must have functions dumps and loads, such as a module has")
 
 
 def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:

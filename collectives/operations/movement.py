@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives.arrays import Array, check_dtype
 from collectives.execution import UNSCALED
-from collectives.operations.arguments import Arguments, as_tuple, check_arrays, dtype_name
+from collectives.operations.arguments import Arguments, as_tuple, check_list, dtype_name
 from collectives.operations.job import FunctionJob, Job
 from collectives.operations.planned_call import Collective, PlannedCall, PlannedCalls
 from collectives.operations.shapes import (
@@ -94,9 +94,11 @@ class Movement:
 
     def _grouped_allgather(self, xs: Sequence[Any], out: None, arguments: tuple[Any, ...], seconds: float) -> Job[Any]:
         (expected,) = arguments
-        check_arrays(xs)
-        if expected is not None and len(expected) != len(xs):
-            raise ValueError(f"expected: has {len(expected)} entries, must have {len(xs)}, one for each array")
+        check_list(xs, "xs", "arrays")
+        if expected is not None:
+            check_list(expected, "expected", "rows from each rank")
+            if len(expected) != len(xs):
+                raise ValueError(f"expected: has {len(expected)} entries, must have {len(xs)}, one for each array")
         stated = [None] * len(xs) if expected is None else expected
         jobs = [
             self._gathering("allgather", x, None, None, rows, None, seconds) for x, rows in zip(xs, stated, strict=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives.arrays import Array, type_name
 from collectives.execution import Executor
-from collectives.operations.arguments import Arguments
+from collectives.operations.arguments import Arguments, check_list, check_pickler
 from collectives.operations.job import FunctionJob, Job
 from collectives.operations.shapes import Shapes, agree_on_parts
 from collectives.operations.signature import Signature
@@ -36,14 +36,15 @@ class Objects:
         self._arguments = arguments
         self._authenticated = False
 
-    def _require_authenticated(self) -> None:
+    def _check(self, pickler: Pickler | None) -> None:
+        check_pickler(pickler)
         if not self._authenticated:
             require_authenticated(self._executor)
             self._authenticated = True
 
     def broadcast_object(self, obj: Any, root: int, timeout: float | None, pickler: Pickler | None) -> Job[Any]:
         root = self._arguments.root(root)
-        self._require_authenticated()
+        self._check(pickler)
         here = self._arguments.rank == root
         data = _encode(obj, "obj", pickler) if here else None
         alias = 0 if here else None
@@ -72,7 +73,7 @@ class Objects:
         return FunctionJob(run, self._arguments.timeout(timeout), signature, finish=finish)
 
     def allgather_object(self, obj: Any, timeout: float | None, pickler: Pickler | None) -> Job[list[Any]]:
-        self._require_authenticated()
+        self._check(pickler)
         data = _encode(obj, "obj", pickler)
 
         def run(deadline: float) -> list[Array]:
@@ -92,7 +93,7 @@ class Objects:
         self, obj: Any, root: int, timeout: float | None, pickler: Pickler | None
     ) -> Job[list[Any] | None]:
         root = self._arguments.root(root)
-        self._require_authenticated()
+        self._check(pickler)
         data = _encode(obj, "obj", pickler)
         here = self._arguments.rank == root
 
@@ -131,9 +132,11 @@ class Objects:
         self, objs: Sequence[Any] | None, root: int, timeout: float | None, pickler: Pickler | None
     ) -> Job[Any]:
         root = self._arguments.root(root)
-        self._require_authenticated()
+        self._check(pickler)
         given, source = None, None
         if self._arguments.rank == root:
+            if objs is not None:
+                check_list(objs, "objs", "objects")
             if objs is None or len(objs) != self._arguments.size:
                 count = "None" if objs is None else f"{len(objs)} objects"
                 raise ValueError(f"objs={count}: must be {self._arguments.size} objects on the root, one for each rank")

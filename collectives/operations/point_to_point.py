@@ -18,10 +18,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from collectives.arrays import Array, Target, as_numpy, as_view, flat
+from collectives.arrays import Array, Target, as_numpy, as_view, flat, type_name
 from collectives.execution import CallPosition, Executor
 from collectives.numeric import is_integer
-from collectives.operations.arguments import Arguments
+from collectives.operations.arguments import Arguments, check_pickler
 from collectives.operations.envelope import OBJECT_CHECK, SENDABLE, Status, check_of, dtype_of
 from collectives.operations.objects import Pickler, decode, encode, require_authenticated
 from collectives.operations.work import Work
@@ -352,6 +352,7 @@ class PointToPoint:
     def send_object(
         self, waits: bool, obj: Any, dst: int, tag: int, timeout: float | None, synchronous: bool, pickler: Any
     ) -> Message | Ended:
+        check_pickler(pickler)
         if not self._authenticated:
             self._check_authenticated()
         return self._send(dst, tag, encode(obj, "obj", pickler), OBJECT_CHECK, timeout, synchronous)
@@ -390,6 +391,7 @@ class PointToPoint:
     def recv_object(
         self, waits: bool, src: int | None, tag: int | None, timeout: float | None, status: Status | None, pickler: Any
     ) -> Message | Ended:
+        check_pickler(pickler)
         if not self._authenticated:
             self._check_authenticated()
         finish = functools.partial(self._object_of, pickler)
@@ -498,6 +500,8 @@ class PointToPoint:
             src = self._arguments.root(src, "src")
         if tag is not None and (type(tag) is not int or not 0 <= tag <= MAX_USER_TAG):
             tag = check_tag(tag, _OR_ANY)
+        if status is not None and not isinstance(status, Status):
+            raise TypeError(f"status={status!r}: must be a Status, not {type_name(status)}")
         seconds = self._arguments.seconds if timeout is None else self._arguments.timeout(timeout)
         if self._retired:
             self.check_open()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.arrays import ADASUM, ALIASES, Array, Op, check_dtype, check_op, named_dtype
-from collectives.operations.arguments import Arguments, as_tuple, check_arrays, dtype_name, scale_factor
+from collectives.operations.arguments import Arguments, as_tuple, check_list, dtype_name, scale_factor
 from collectives.operations.fusion import Buffer, bundles_alone, packable, reduce_together
 from collectives.operations.job import FunctionJob, Job, Packable, Part
 from collectives.operations.planned_call import Collective, PlannedCall, PlannedCalls
@@ -83,8 +83,10 @@ class Reductions:
         self, xs: Sequence[Any], out: Sequence[Any] | None, options: tuple[Any, ...], seconds: float
     ) -> Job[Any]:
         space, key = self._space, _checked(xs, options)
-        check_arrays(xs)
+        check_list(xs, "xs", "arrays")
         arrays = [space.array(x, f"xs[{index}]", records=isinstance(key[0], Op)) for index, x in enumerate(xs)]
+        if out is not None:
+            check_list(out, "out", "arrays")
         outs = [None] * len(arrays) if out is None else list(out)
         if len(outs) != len(arrays):
             raise ValueError(f"out: has {len(outs)} arrays, must have {len(arrays)}, as many as xs")

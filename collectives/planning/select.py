@@ -222,7 +222,8 @@ class Selector:
 
     def check(self, collective: str, algorithm: str | None) -> None:
         """Raises ValueError unless `algorithm` is None or the name of one for this collective."""
-        if algorithm is not None and algorithm not in algorithms(collective, native=True):
+        known = isinstance(algorithm, str) and algorithm in algorithms(collective, native=True)
+        if algorithm is not None and not known:
             names = ", ".join(algorithms(collective, native=True))
             raise ValueError(f"algorithm={algorithm!r}: for {collective} it must be one of {names}")
 

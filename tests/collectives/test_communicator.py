@@ -66,6 +66,8 @@ def still_usable(world: World) -> None:
 # ---- bad input: the error names the argument, the value and what is allowed; nothing is lost
 
 X = np.zeros(6, np.float32)
+WRAPPED = np.array([-1, 7]).astype(np.uint64)
+"""Their sum as NumPy makes it is 6."""
 BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("allreduce", {"x": [1, 2]}, TypeError, r"x=\[1, 2\]: must be an array or a number, not list"),
     ("allreduce", {"x": "text"}, TypeError, r"x='text': must be an array"),
@@ -127,6 +129,18 @@ BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("grouped_allreduce", {"xs": iter([X])}, TypeError, r"xs=<list_iterator .*: must be a list of arrays"),
     ("grouped_allgather", {"xs": iter([X])}, TypeError, r"xs=<list_iterator .*: must be a list of arrays"),
     ("grouped_allreduce", {"xs": None}, TypeError, r"xs=None: must be a list of arrays"),
+    ("grouped_allreduce", {"xs": [X], "out": 5}, TypeError, r"out=5: must be a list of arrays, not int"),
+    ("grouped_allgather", {"xs": [X], "expected": 5}, TypeError, r"expected=5: must be a list of rows"),
+    ("scatter_object", {"objs": 5}, TypeError, r"objs=5: must be a list of objects, not int"),
+    ("allreduce", {"x": X, "op": X}, ValueError, r"op=array\(.*must be one of sum"),
+    ("allreduce", {"x": X, "algorithm": ["ring"]}, ValueError, r"algorithm=\['ring'\]: .*must be one of.*ring"),
+    ("barrier", {"algorithm": ["ring"]}, ValueError, r"algorithm=\['ring'\]: .*must be one of"),
+    ("reduce_scatter", {"x": X, "counts": WRAPPED}, ValueError, r"counts=.*: must be at least 0 each and 6 tog"),
+    ("alltoall", {"x": X, "splits": WRAPPED}, ValueError, r"splits=.*: must be at least 0"),
+    ("recv", {"src": 0, "status": {}}, TypeError, r"status=\{\}: must be a Status, not dict"),
+    ("recv_object", {"src": 0, "pickler": 5}, TypeError, r"pickler=5: must have functions dumps and loads"),
+    ("send_object", {"obj": 1, "dst": 0, "pickler": 5}, TypeError, r"pickler=5: must have functions"),
+    ("allgather_object", {"obj": 1, "pickler": 5}, TypeError, r"pickler=5: must have functions"),
 ]
 
 
@@ -136,7 +150,7 @@ def test_a_bad_argument_is_refused_and_nothing_is_lost(
 ) -> None:
     def body(comm: Communicator) -> None:
         call = dict(arguments)
-        if comm.rank == 1 and method in ("scatter", "broadcast_object"):
+        if comm.rank == 1 and method in ("scatter", "scatter_object", "broadcast_object"):
             return  # only the root looks at these
         with pytest.raises(error, match=text):
             getattr(comm, method)(*[call.pop(name) for name in ("x", "obj", "color") if name in call], **call)
