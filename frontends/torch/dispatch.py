@@ -35,8 +35,8 @@ from frontends.torch.described import Described
 from frontends.torch.works import eager
 
 _KEPT: Final = 64
-"""Number of works that are kept alive: an operator returns the C++ part of a Work, which has no methods once the Python
-object is gone."""
+"""Number of works that are kept alive for graphs, which call the operators: an operator returns the C++ part of a Work,
+which has no methods once the Python object is gone."""
 _PLAIN: Final = frozenset((torch.Tensor, torch.nn.Parameter))
 _modes: Final = torch._C._len_torch_dispatch_stack
 
@@ -75,6 +75,13 @@ _POSSIBLE: Final = hasattr(dist.ProcessGroup, "all_gather_single")
 """False for torch before 2.13. Calls do not pass the dispatcher there."""
 
 
+class _Call(NamedTuple):
+    """A call that a thread makes by way of the dispatcher: its options, and the works that its operators have begun."""
+
+    options: Any
+    works: list[dist.Work]
+
+
 @eager
 class Seen(Described):
     """A group as the dispatcher sees it: its methods are torch's, which call the operators."""
@@ -84,34 +91,39 @@ class Seen(Described):
         self._set_group_name(group.group_name)
         self._set_group_desc(group.group_desc)
         self._group = weakref.ref(group)
-        self._calling = threading.local()
+        self._thread = threading.local()
         self._works: deque[dist.Work] = deque(maxlen=_KEPT)
 
     def call(self, method: str, args: tuple[Any, ...]) -> Any:
         """Make a call of a method, whose last argument has its options, by way of the operator."""
-        self._calling.options = args[-1]
+        outer, self._thread.call = self._call, _Call(args[-1], [])
         try:
-            return getattr(self, method)(*args)
+            return getattr(self, method)(*args)  # the Python object of the Work, which the caller keeps
         finally:
-            self._calling.options = None
+            self._thread.call = outer
+
+    @property
+    def _call(self) -> _Call | None:
+        """The call that this thread makes; None if a graph calls the operator."""
+        return getattr(self._thread, "call", None)
 
     def run(self, method: str, args: tuple[Any, ...]) -> Any:
         """Make the same call, from the operator; returns its boxed Work."""
-        group = self._group()
+        group, call = self._group(), self._call
         if group is None:
             raise dist.DistBackendError("the process group of this operation is gone")
         work = getattr(type(group), method).direct(group, *args)
-        self._works.append(work)
+        (self._works if call is None else call.works).append(work)
         return work.boxed()
 
     def factor(self, kind: Any) -> Any:
         """The ReduceOp of a kind; that of PREMUL_SUM with its factor, which the operator's argument does not show."""
         if kind != dist.ReduceOp.RedOpType.PREMUL_SUM:
             return dist.ReduceOp(kind)
-        options = getattr(self._calling, "options", None)
-        if options is None:
+        call = self._call
+        if call is None:
             raise ValueError("op=PREMUL_SUM: its factor is not known in a graph; scale the tensor and use SUM")
-        return options.reduceOp
+        return call.options.reduceOp
 
 
 def passes(args: tuple[Any, ...]) -> bool:

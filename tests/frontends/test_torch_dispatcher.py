@@ -3,6 +3,8 @@ there what they see on gloo."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -238,3 +240,27 @@ def beside_gloo(path: str) -> None:
 
 def test_d1_dispatcher_leaves_other_groups_alone(pool: Pools) -> None:
     pool(2).run(beside_gloo, free_port())
+
+
+def released(path: str) -> None:
+    """No result of a call is kept once its caller has dropped it."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    kinds = (CommDebugMode, lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]))
+    with group(path):
+        for seen in kinds:
+            for asynchronous in (False, True):
+                x = torch.ones(2)
+                there = weakref.ref(x)
+                with seen():
+                    work = dist.all_reduce(x, async_op=asynchronous)
+                    if work is not None:
+                        work.wait()
+                del x, work
+                dist.barrier()
+                gc.collect()
+                assert there() is None, (seen, asynchronous)
+
+
+def test_calls_that_the_profiler_or_a_mode_sees_release_their_tensors(pool: Pools) -> None:
+    pool(2).run(released, free_port())
