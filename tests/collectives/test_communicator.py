@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -790,6 +791,42 @@ def test_thousands_of_mixed_collectives_leave_nothing_behind(transport: str, cal
     done = ronde_command("run", "-np", "2", "--transport", transport, sys.executable, str(script), str(calls))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(b"%d calls" % calls) == 2
+
+
+RELEASING: dict[str, Callable[[Communicator, Any], Any]] = {
+    "allreduce": lambda comm, x: comm.allreduce(x),
+    "in place": lambda comm, x: comm.allreduce_async(x, out=x).wait(),
+    "named": lambda comm, x: comm.allreduce_async(x, name="x").wait(),
+    "broadcast": lambda comm, x: comm.broadcast(x),
+    "allgather": lambda comm, x: comm.allgather(x),
+    "alltoall": lambda comm, x: comm.alltoall_async(x).wait(),
+    "sendrecv": lambda comm, x: comm.sendrecv(x, 1 - comm.rank),
+    "recv": lambda comm, x: (comm.send_async(x.copy(), 1 - comm.rank), comm.recv(x, 1 - comm.rank)),
+    "recv from any": lambda comm, x: (comm.send_async(x.copy(), 1 - comm.rank), comm.recv(x)),
+}
+
+
+@pytest.mark.parametrize("call", RELEASING)
+@pytest.mark.parametrize("size", [1000, 300_000, 1_500_000])
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_no_array_of_a_call_is_kept_after_it(worlds: Worlds, transport: str, size: int, call: str) -> None:
+    """Memory of the program is free when the program has dropped it, not with the next call."""
+
+    def body(comm: Communicator) -> list[bool]:
+        x = np.ones(size)
+        result = RELEASING[call](comm, x)
+        arrays = [x, *(result if isinstance(result, tuple) else [result])]
+        there = [weakref.ref(array) for array in arrays if isinstance(array, np.ndarray)]
+        if isinstance(result, tuple):
+            result[0].wait()
+        del x, result, arrays
+        deadline = time.monotonic() + 5
+        while any(ref() is not None for ref in there) and time.monotonic() < deadline:
+            time.sleep(0.001)  # the worker of asynchronous calls drops its own references after the caller has gone on
+        return [ref() is not None for ref in there]
+
+    for kept in worlds.get(transport, 2).run(body):
+        assert not any(kept)
 
 
 def test_ops_have_the_names_of_other_libraries_too(worlds: Worlds) -> None:

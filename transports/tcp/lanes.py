@@ -94,6 +94,7 @@ class _EmptyTarget:
 
 
 _EMPTY_TARGET: Final = _EmptyTarget()
+_NOTHING: Final = memoryview(b"")
 
 
 class Lane:
@@ -115,7 +116,7 @@ class Lane:
         self._first_read = self._window[:_READ_BYTES]
         self._end = 0
         self._inbound: Target | None = None
-        self._rest = memoryview(b"")
+        self._rest = _NOTHING
         self._held = False
 
     @property
@@ -160,8 +161,7 @@ class Lane:
                 elif count < len(into):
                     self._rest = into[count:]
                 else:
-                    inbound, self._inbound = self._inbound, None
-                    inbound.finish()
+                    self._finish_inbound()
                     self._look_again()  # not at the socket: a read that finds nothing costs as much as another
                     break
                 if count < len(into) or self._held:
@@ -174,6 +174,12 @@ class Lane:
             self.fail(error)
             read = True
         return read
+
+    def _finish_inbound(self) -> None:
+        """Report the end of the arriving frame. Keeps no view of its memory, which the caller may drop then."""
+        assert self._inbound is not None
+        inbound, self._inbound, self._rest = self._inbound, None, _NOTHING
+        inbound.finish()
 
     def control(self, kind: int, payload: bytearray) -> None:
         """Handle a whole control frame."""
@@ -245,7 +251,7 @@ class Lane:
 
     def _drop(self) -> None:
         self._inbound = None
-        self._rest = memoryview(b"")
+        self._rest = _NOTHING
         self._held = False
 
     def _handle(self) -> None:
@@ -399,9 +405,7 @@ class Incoming(Lane):
         while count := self._poll_read(sock, self._rest, polls):
             self._rest = self._rest[count:]
             if not self._rest:
-                assert self._inbound is not None
-                inbound, self._inbound = self._inbound, None
-                inbound.finish()
+                self._finish_inbound()
                 break
             if time.monotonic() >= self._loop.due:
                 break
