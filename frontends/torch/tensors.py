@@ -62,7 +62,8 @@ def as_array(tensor: torch.Tensor, name: str = "tensor", *, moved: bool = False)
 
     moved   the elements are only moved: types that cannot be combined are then viewed as integers
 
-    Raises TypeError unless the tensor is a dense tensor of numbers on the CPU or a CUDA device.
+    Raises TypeError unless the tensor is a dense tensor of numbers on the CPU or a CUDA device, ValueError if its
+    memory was freed.
     """
     if isinstance(tensor, torch.Tensor) and (tensor.is_conj() or tensor.is_neg()):
         tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -91,12 +92,14 @@ def _array(tensor: torch.Tensor, name: str, moved: bool) -> Any:
             raise TypeError(f"{name}: is on device {tensor.device}; must be on cpu or cuda")
         return tensor.detach()
     if kind in _NAMES:
-        return _shared(tensor.detach().view(_bits(kind))).view(named_dtype(_NAMES[kind]))
-    return _shared(tensor)
+        return _shared(tensor.detach().view(_bits(kind)), name).view(named_dtype(_NAMES[kind]))
+    return _shared(tensor, name)
 
 
-def _shared(tensor: torch.Tensor) -> Any:
+def _shared(tensor: torch.Tensor, name: str) -> Any:
     """A NumPy array that shares the memory of a dense CPU tensor."""
+    if not tensor.data_ptr() and tensor.numel():
+        raise ValueError(f"{name}: has {tensor.numel()} elements, but no memory: it was freed, or is not made yet")
     return np.from_dlpack(_Memory(tensor)) if _SHARES else tensor.detach().numpy()
 
 
