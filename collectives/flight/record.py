@@ -76,7 +76,7 @@ class NoteLog:
         self._record = record
         self._log = log
         self._mask = log.words[layout.KEPT_MASK]
-        self.close = log.close
+        self._open: set[int] = set()
 
     def begin(self, description: Description, began: int | None = None) -> int:
         """Note one that begins now, or has begun at a moment of the clock; returns the number for `end`."""
@@ -86,11 +86,21 @@ class NoteLog:
         words[entry + layout.TEXT] = text
         words[entry + layout.BEGAN] = now() if began is None else began
         words[layout.CALLS] = number
+        self._open.add(entry)
         return entry
 
     def end(self, entry: int) -> None:
         """Note that it has ended. One that fails has no end."""
         self._log.words[entry + layout.ENDED] = now()
+        self._open.discard(entry)
+
+    def close(self) -> None:
+        """The communicator makes no more calls. What goes on ends now, unless the rank has failed: an end that is still
+        to be noted would not come into the record. Idempotent."""
+        if not self._record.failed:
+            for entry in tuple(self._open):
+                self.end(entry)
+        self._log.close()
 
 
 class FlightRecord:
@@ -200,6 +210,14 @@ class FlightRecord:
             if _word(memory, layout.STATE) == layout.OPEN:
                 put_packed(memory, layout.FAILURE_AT, layout.HEAD_BYTES, short)
                 _end(memory, layout.FAILED)
+
+    @property
+    def failed(self) -> bool:
+        """True if a failure is noted."""
+        memory = self._memory
+        with _while_open():
+            return memory is not None and _word(memory, layout.STATE) == layout.FAILED
+        return False
 
     def open_door(self, door: Door) -> None:
         """Write the door of the world beside the record, until this is closed. Without a record, and where it cannot

@@ -304,6 +304,22 @@ def test_texts_that_pass_displace_none_that_last() -> None:
     record.close()
 
 
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_wait_has_ended_once_its_communicator_is_closed_but_not_after_a_failure(failed: bool) -> None:
+    """The watchdog may note the end later than that."""
+    record = record_of("ends")
+    notes = record.note_log("0-0" + MESSAGES, 2, 0, "messages")
+    entry = notes.begin(Description("receive", "message", 0, "", 0, 1, ""))
+    if failed:
+        record.fail({"error": "PeerLost", "text": "", "rank": 1, "peer": 1})
+    notes.close()
+    notes.end(entry)
+    record.close()
+    (found_one,) = found()
+    (noted,) = found_one.entries("0-0" + MESSAGES)
+    assert (noted.ended is None) == failed
+
+
 def waits_for_a_message(rank: int, url: str) -> list[tuple[str, int, bool]]:
     with member(rank, 2, url, transport="shm") as comm:
         if rank == 0:
