@@ -14,7 +14,6 @@ The file is named by RONDE_CONFIG; by default it is ronde.toml or pyproject.toml
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,6 +31,10 @@ TIMELINE_STYLES: Final = ("ronde", "horovod", "horovod-cycles")
 COMPILED: Final = ("auto", "on", "off")
 """The values of the setting `compiled`."""
 MOST_STANDBYS: Final = 16
+MOST_SECONDS: Final = 1e9
+"""The longest time that a setting can have, 31 years: threads cannot wait for ten times as long."""
+MOST_BYTES: Final = 1 << 48
+"""The most bytes that a setting can have: the memory that a process can address."""
 _LAUNCHER: Final = (
     "RANK",
     "RANK_PROCESS",
@@ -118,16 +121,16 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("timeout", "connect_timeout", "join_timeout"):
             value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ConfigError(f"{name}={value!r}: must be a positive, finite number of seconds")
-        if self.heartbeat != 0 and not (self.heartbeat >= 0.5 and math.isfinite(self.heartbeat)):
-            raise ConfigError(
-                f"heartbeat={self.heartbeat!r}: must be 0 (never) or a finite number of seconds, 0.5 or more"
-            )
+            if not 0 < value <= MOST_SECONDS:
+                raise ConfigError(f"{name}={value!r}: must be a positive number of seconds, at most {MOST_SECONDS:g}")
+        if self.heartbeat != 0 and not 0.5 <= self.heartbeat <= MOST_SECONDS:
+            raise ConfigError(f"heartbeat={self.heartbeat!r}: must be 0 (never) or 0.5 to {MOST_SECONDS:g} seconds")
         if not 0 <= self.standbys <= MOST_STANDBYS:
             raise ConfigError(f"standbys={self.standbys!r}: must be 0 (none) to {MOST_STANDBYS}")
-        if not (self.stall >= 0 and math.isfinite(self.stall)):
-            raise ConfigError(f"stall={self.stall!r}: must be 0 (never) or a positive, finite number of seconds")
+        if not 0 <= self.stall <= MOST_SECONDS:
+            raise ConfigError(
+                f"stall={self.stall!r}: must be 0 (never) or a positive number of seconds, at most {MOST_SECONDS:g}"
+            )
         if self.log_level not in LEVELS:
             raise ConfigError(f"log_level={self.log_level!r}: must be one of {', '.join(LEVELS[1:])}, or empty")
         if self.timeline_style not in TIMELINE_STYLES:
@@ -137,13 +140,13 @@ class Settings:
         if any(files.values()) and not all(files.values()):
             absent = ", ".join(name for name, path in files.items() if not path)
             raise ConfigError(f"{absent}: is needed too; tls_certificate, tls_key and tls_ca are set together")
-        if self.stage_bytes and (self.stage_bytes < 4096 or self.stage_bytes % 64):
-            raise ConfigError(f"stage_bytes={self.stage_bytes}: must be a multiple of 64 and at least 4096, or 0")
+        if self.stage_bytes and (not 4096 <= self.stage_bytes <= MOST_BYTES or self.stage_bytes % 64):
+            raise ConfigError(f"stage_bytes={self.stage_bytes}: must be a multiple of 64, 4096 to {MOST_BYTES}, or 0")
         if self.compiled not in COMPILED:
             raise ConfigError(f"compiled={self.compiled!r}: must be one of {', '.join(COMPILED)}")
-        if self.fusion_bytes < 0:
+        if not 0 <= self.fusion_bytes <= MOST_BYTES:
             raise ConfigError(
-                f"fusion_bytes={self.fusion_bytes}: must be 0 (no arrays are sent together) or more bytes"
+                f"fusion_bytes={self.fusion_bytes}: must be 0 (no arrays are sent together) to {MOST_BYTES} bytes"
             )
         if not registry.exists(self.transport):
             known = registry.names()

@@ -109,7 +109,7 @@ def test_a_wrong_value_is_that_of_the_command_line(
 ) -> None:
     monkeypatch.setattr("os.environ", environment({}))
     assert cli.main(["run", *words, "true"]) == 2
-    assert "timeout=-1.0: must be a positive, finite number of seconds" in (err := capsys.readouterr().err)
+    assert "timeout=-1.0: must be a positive number of seconds" in (err := capsys.readouterr().err)
     assert "timeout from the command line" in err
 
 
