@@ -26,8 +26,8 @@ from collectives.flight.description import Description
 from collectives.flight.folders import is_alive
 from collectives.flight.packing import unpacked
 
-_NAME: Final = re.compile("[0-9a-f]+-[0-9]+", re.ASCII)
-"""The begin of a communicator's name: its tag and its first rank."""
+_NAME: Final = re.compile("[0-9a-f]+-[0-9]+(-[a-z]+)*", re.ASCII)
+"""The name of a log: the tag and the first rank of its communicator, and the ending of a log for something else."""
 _UNKNOWN: Final = Description("a call", "", 0, "", 0, -1, "")
 
 
@@ -77,7 +77,7 @@ class Calls:
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.size:
             raise ValueError(f"rank {self.index} of {self.size}")
-        if not _NAME.match(self.name):
+        if not _NAME.fullmatch(self.name):
             raise ValueError(f"{self.name!r} is no name of a communicator")
 
 
@@ -186,11 +186,11 @@ def _record(path: Path, memory: mmap.mmap, read_at: int) -> Record:
         if found is not None:
             calls[found.name] = found
     facts, failure = unpacked(memory, layout.FACTS_AT), unpacked(memory, layout.FAILURE_AT)
-    if facts:
-        _ = facts["world"], int(facts["rank"]), int(facts["size"])  # raises
+    if not (isinstance(facts["world"], str) and 0 <= int(facts["rank"]) < int(facts["size"])):
+        raise ValueError(f"rank {facts['rank']} of {facts['size']} in {facts['world']!r}")
     return Record(
         path,
-        facts or {"world": "", "rank": -1, "size": 0},
+        facts,
         is_alive(path),
         words[layout.STATE],
         words[layout.ENDED_AT],
@@ -208,6 +208,8 @@ def _calls(data: bytes, memory: mmap.mmap, at: int) -> Calls | None:
         return None
     name, size, index, label = unpacked(data, 8 * layout.NAME)
     newest, mask = int(words[layout.CALLS]), int(words[layout.KEPT_MASK])
+    if not 0 <= mask < layout.KEPT:
+        raise ValueError(f"entries of {mask + 1} calls")
     later = struct.unpack_from("q", memory, at + 8 * layout.CALLS)[0] + int(words[layout.OVERTAKEN])
     numbers = np.arange(
         max(1, later - mask + 1), newest + 1, dtype=np.int64

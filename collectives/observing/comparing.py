@@ -197,7 +197,7 @@ def base_of(name: str) -> str:
 
 def _parts(name: str) -> tuple[int, int]:
     """The context of a communicator, 0 for the world, and its first rank: those that its name has."""
-    tag, _, first = base_of(name).partition("-")
+    tag, first = name.split("-")[:2]
     return int(tag, 16) >> 32, int(first)
 
 

@@ -172,21 +172,20 @@ def _differences(joint: Joint) -> Iterable[tuple[int, Difference]]:
         return
     world = joint.world
     begun = [joint.calls[place] for place in joint.known]
-    first = min((int(calls.numbers[0]) for calls in begun if len(calls.numbers)), default=1)
-    last = max(calls.newest for calls in begun)
-    digests = np.zeros((last - first + 1, len(begun)), np.int64)
+    numbers = np.unique(np.concatenate([calls.numbers for calls in begun]))
+    digests = np.zeros((len(numbers), len(begun)), np.int64)
     for column, (place, calls) in enumerate(zip(joint.known, begun, strict=True)):
         record = world.by_rank[joint.ranks[place]]
         texts, kinds = np.unique(calls.texts, return_inverse=True)
         known = np.array([record.text(int(text)).digest for text in texts], np.int64)
         if len(texts):
-            digests[calls.numbers - first, column] = known[kinds]
+            digests[np.searchsorted(numbers, calls.numbers), column] = known[kinds]
     highest = digests.max(axis=1, initial=0)
     differs = ((digests != highest[:, None]) & (digests != 0)).any(axis=1)  # 0: not begun, or not kept
     if not differs.any():
         return
     row = int(differs.argmax())
-    number = first + row
+    number = int(numbers[row])
     sides: dict[int, list[int]] = {}
     texts_of: dict[int, Description] = {}
     moments = []

@@ -18,6 +18,7 @@ from collectives.flight import (
     CALLS,
     CLOSED,
     FAILED,
+    KEPT_MASK,
     MESSAGES,
     OPEN,
     SAVED,
@@ -242,7 +243,32 @@ def test_a_record_that_is_damaged_is_refused(tmp_path: Path, at: int, value: byt
         read(damaged, 0)
 
 
-@pytest.mark.parametrize("name", ["", "0", "0-", "-0", "world", "x-0", "0-x"])
+@pytest.mark.parametrize(
+    ("at", "value"), [(FACTS_AT, 0), (LOGS_AT + 8 * KEPT_MASK, -1), (LOGS_AT + 8 * KEPT_MASK, 1 << 60)]
+)
+def test_a_record_that_tells_of_no_rank_or_of_too_many_calls_is_refused(tmp_path: Path, at: int, value: int) -> None:
+    record = FlightRecord.create("w", 0, {"size": 1})
+    record.call_log("0-0", 1, 0, "world")
+    assert record.path is not None
+    data = bytearray(record.path.read_bytes())
+    record.close()
+    struct.pack_into("q", data, at, value)
+    damaged = tmp_path / "rank-0.flight"
+    damaged.write_bytes(data)
+    with pytest.raises(UnreadableRecord):
+        read(damaged, 0)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(-10, 3), (3, 3), (0, 0)])
+def test_a_record_of_a_rank_that_cannot_be_is_refused(rank: int, size: int) -> None:
+    record = FlightRecord.create("w", rank, {"size": size})
+    assert record.path is not None
+    with pytest.raises(UnreadableRecord, match=f"rank {rank} of {size} in 'w'"):
+        read(record.path, 0)
+    record.close()
+
+
+@pytest.mark.parametrize("name", ["", "0", "0-", "-0", "world", "x-0", "0-x", "0-0x", "0-batchWs"])
 def test_a_record_with_a_wrong_name_of_a_communicator_is_refused(name: str) -> None:
     """Its ranks could not be told."""
     record = FlightRecord.create("w", 0, {"size": 1})
@@ -397,7 +423,7 @@ def test_ranks_without_a_record_save_none(tmp_path: Path) -> None:
 
 def test_long_texts_are_cut() -> None:
     record = record_of("long")
-    log = record.call_log("0-0" * 100, 2, 0, "label" * 100)
+    log = record.call_log("0-0" + "0" * 300, 2, 0, "label" * 100)
     record.describe(7, ["x" * 1000, "allreduce", 8, "ring", 1, -1, "é" * 1000])
     record.fail({"error": "PeerLost", "text": "t" * 5000})
     record.fail({"error": "Second"})

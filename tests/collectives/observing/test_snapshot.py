@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from collectives.flight import FAILED
-from collectives.observing import Chain, Snapshot
-from tests.collectives.observing.made import MadeWorld, described
+from collectives.observing import Chain, Snapshot, explain
+from tests.collectives.observing.made import ORDERED, MadeWorld, described
 
 
 def test_ranks_in_a_call_wait_for_the_one_that_computes() -> None:
@@ -122,3 +124,15 @@ def test_rates_are_those_of_the_last_second() -> None:
     later = Snapshot.of(world.records(read_after=2000)).ranks[0]
     assert later.calls_per_second == 0
     assert later.seconds == pytest.approx(2.0, rel=0.05)
+
+
+def test_ranks_whose_kept_calls_lie_far_apart_have_no_difference() -> None:
+    """One of them was killed long before, or its record is damaged: a table of all calls between does not fit into
+    memory."""
+    world = MadeWorld(["h", "h"])
+    world.call()
+    first, second = world.records()
+    calls = second.calls[ORDERED]
+    later = replace(calls, newest=1 << 40, numbers=calls.numbers + ((1 << 40) - 1))
+    far = replace(second, calls={ORDERED: later})
+    assert explain([first, far]).difference is None
