@@ -151,8 +151,14 @@ def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
         parts.TimeRemainingColumn(),
         parts.TextColumn("{task.fields[step]}"),
     )
-    # Without a thread that refreshes the bar: it would disturb what is measured.
-    with parts.Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
+    # Without a thread that refreshes the bar: it would disturb what is measured. Lines for a file or a pipe stay theirs.
+    with parts.Progress(
+        *columns,
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+    ) as bar:
         task = bar.add_task(title, total=total, step="")
 
         def done(step: str) -> None:
