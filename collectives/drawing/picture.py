@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Final, Literal
 
 from collectives.algorithms import Algorithm
@@ -14,6 +15,8 @@ from collectives.schedule import Buf, Geometry, Kind, Ref, Step
 
 MOST_RANKS: Final = 64
 """Ranks of a picture that people can still read."""
+MOST_STEPS: Final = 200_000
+"""Steps of all ranks of a picture: more take minutes."""
 _SENDS: Final = Model(alpha=1.0, beta=0.0, gamma=0.0, copy=0.0, inter_alpha=1.0, inter_beta=0.0)
 """Every message takes 1, local work no time: the begin of a message is the number of its round."""
 
@@ -93,6 +96,10 @@ def picture_of(
     if algorithm.native:
         raise ValueError(f"{algorithm.name}: is the transport's own, there is nothing to draw")
     chunks = count_blocks(algorithm, size) * segments
+    geometries = [Geometry(rank, size, root, segments, tuple(hosts)) for rank in range(size)]
+    steps = chain.from_iterable(map(algorithm.generate, geometries))
+    if sum(1 for _ in islice(steps, MOST_STEPS + 1)) > MOST_STEPS:
+        raise ValueError(f"segments={segments}: the {size} ranks have more than {MOST_STEPS} steps; take fewer of both")
     model = _SENDS
     if algorithm.onesided:  # there are no messages: copies and signals take the time
         model = Model(alpha=1.0, beta=0.0, gamma=1.0 / chunks, copy=1.0 / chunks, read=1.0 / chunks, signal=0.25)
@@ -100,8 +107,8 @@ def picture_of(
     timeline = simulate(algorithm, size, nbytes, model, root=root, segments=segments, hosts=hosts)
     sends: dict[tuple[int, int], deque[Step]] = defaultdict(deque)
     locals_: dict[int, deque[Step]] = defaultdict(deque)
-    for rank in range(size):
-        for step in algorithm.generate(Geometry(rank, size, root, segments, tuple(hosts))):
+    for rank, geometry in enumerate(geometries):
+        for step in algorithm.generate(geometry):
             kind = Kind(step.opcode)
             if kind is Kind.SEND:
                 sends[rank, step.peer].append(step)

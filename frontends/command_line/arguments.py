@@ -51,12 +51,17 @@ positive = _duration(lambda value: 0 < value < math.inf, "more than 0")
 interval = _duration(lambda value: 0 < value <= LONGEST_WAIT, f"more than 0 and at most {LONGEST_WAIT:g}")
 
 
+MOST_BYTES: Final = 1 << 50
+
+
 def byte_count(text: str) -> int:
     """A number of bytes, for argparse: '64M' gives 67108864."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
-    if not number.isdecimal() or len(number) > _DIGITS or not int(number):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a positive number of bytes, such as 4, 64K, 1M or 1G")
+    if not number.isdecimal() or len(number) > _DIGITS or not 0 < int(number) * unit <= MOST_BYTES:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be a positive number of bytes, such as 4, 64K, 1M or 1G, at most 1024T"
+        )
     return int(number) * unit
 
 

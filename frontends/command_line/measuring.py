@@ -151,7 +151,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
         parts.TimeRemainingColumn(),
         parts.TextColumn("{task.fields[step]}"),
     )
-    # Without a thread that refreshes the bar: it would disturb what is measured. Lines for a file or a pipe stay theirs.
+    # Without a thread that refreshes the bar: it would disturb what is measured. Lines for a file or a pipe go there.
     with parts.Progress(
         *columns,
         console=Console(stderr=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from collectives.schedule import SPECS
 from collectives.simulation import Prediction, choices, predict_call, predict_step
 from frontends.command_line.arguments import byte_count, output_file
 from frontends.command_line.bench import bus_factor
+from frontends.command_line.measuring import progress
 from frontends.command_line.plots import Curves, add_plot, plot_scaling, plot_sizes
 from frontends.command_line.training import read_layers, read_trace
 from frontends.command_line.tune import Found, rules
@@ -143,12 +145,13 @@ def main(args: argparse.Namespace) -> int:
     sys.stdout.write(_head(args.collective, bool(changes)))
     curves: Curves = {}
     try:
-        for network, second in networks:
-            for size in args.size:
+        with progress("simulate", len(networks) * len(args.size)) as done:
+            for (network, second), size in itertools.product(networks, args.size):
                 found = predict_call(network, args.collective, size, algorithm=args.algorithm)
                 if_so = predict_call(second, args.collective, size, algorithm=other) if changes else None
                 sys.stdout.write(_line(args.collective, found, if_so))
                 sys.stdout.flush()
+                done(f"{found.ranks} ranks, {size} bytes")
                 curves.setdefault(f"{found.ranks} ranks", []).append((size, found.seconds))
                 if if_so is not None:
                     curves.setdefault(f"{found.ranks} ranks, {args.what_if}", []).append((size, if_so.seconds))
@@ -184,20 +187,22 @@ def _training(args: argparse.Namespace, networks: Sequence[tuple[Network, Networ
     )
     curves: dict[str, list[tuple[int, float, float]]] = {}
     try:
-        for network, second in networks:
-            found = predict_step(network, step, fusion=args.fusion, algorithm=args.algorithm)
-            share = found.efficiency(step.computation)
-            line = f"{found.ranks:>8}{found.calls:>8}{found.seconds * 1e3:>12.3f}{found.communication * 1e3:>15.3f}"
-            line += f"{found.exposed * 1e3:>12.3f}{share:>12.1%}"
-            curves.setdefault("as it is", []).append((found.ranks, share, found.exposed))
-            if compares:
-                if_so = predict_step(second, step, fusion=args.fusion, algorithm=other)
-                share = if_so.efficiency(step.computation)
-                line += f"{if_so.seconds * 1e3:>22.3f}{if_so.exposed * 1e3:>12.3f}{share:>12.1%}"
-                line += f"{if_so.seconds / found.seconds if found.seconds else 1.0:>8.2f}"
-                curves.setdefault(args.what_if, []).append((if_so.ranks, share, if_so.exposed))
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+        with progress("simulate", len(networks)) as done:
+            for network, second in networks:
+                found = predict_step(network, step, fusion=args.fusion, algorithm=args.algorithm)
+                share = found.efficiency(step.computation)
+                line = f"{found.ranks:>8}{found.calls:>8}{found.seconds * 1e3:>12.3f}{found.communication * 1e3:>15.3f}"
+                line += f"{found.exposed * 1e3:>12.3f}{share:>12.1%}"
+                curves.setdefault("as it is", []).append((found.ranks, share, found.exposed))
+                if compares:
+                    if_so = predict_step(second, step, fusion=args.fusion, algorithm=other)
+                    share = if_so.efficiency(step.computation)
+                    line += f"{if_so.seconds * 1e3:>22.3f}{if_so.exposed * 1e3:>12.3f}{share:>12.1%}"
+                    line += f"{if_so.seconds / found.seconds if found.seconds else 1.0:>8.2f}"
+                    curves.setdefault(args.what_if, []).append((if_so.ranks, share, if_so.exposed))
+                sys.stdout.write(line + "\n")
+                sys.stdout.flush()
+                done(f"{found.ranks} ranks")
     except ValueError as error:  # an algorithm that cannot run there
         args.parser.error(str(error))
     if args.plot is not None:

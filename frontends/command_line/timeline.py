@@ -37,6 +37,8 @@ examples:
 """
 _LANES: Final = ("collectives", "steps")
 """The tracks that are drawn, of all communicators together."""
+_LONGEST: Final = 1e15
+"""Microseconds, 31 years: the times of events are less."""
 _MOST_SHOWN: Final = 200
 """Characters of a damaged event that its error shows."""
 
@@ -172,7 +174,7 @@ def _is_header(fields: Any) -> bool:
 def _is_sound(event: Mapping[str, Any]) -> bool:
     """True for an event that has all that is read here, and of the right types."""
     times = [event.get(name, 0) for name in ("ts", "dur")]
-    if not all(isinstance(time, int | float) and math.isfinite(time) for time in times):
+    if not all(isinstance(time, int | float) and abs(time) < _LONGEST for time in times):
         return False
     match event:
         case {"ph": "X", "name": str(), "pid": int(), "ts": _, "dur": _, "cat": str(kinds), "args": dict(facts)}:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from collectives.operations import Signature, array_sizes
 from collectives.proof import parse_time
 from collectives.simulation import Gradient, TrainingStep
-from frontends.command_line.arguments import byte_count
+from frontends.command_line.arguments import MOST_BYTES, byte_count
 from frontends.command_line.timeline import is_merged, merge
 from transports.errors import ConfigError
 
@@ -155,7 +155,7 @@ def read_layers(path: Path) -> Training:
     Raises ConfigError naming the file, the line or the table, the value and what is allowed.
     """
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # spreadsheets write a mark before the text
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--layers {path}: cannot be read: {error}") from error
     if path.suffix not in (".csv", ".toml"):
@@ -170,7 +170,7 @@ def read_layers(path: Path) -> Training:
         if not name or name in names:
             raise ConfigError(f"{place}: name={name!r}: must be a name that no other layer has")
         names.add(name)
-        nbytes = _value(place, "bytes", row["bytes"], _read_size, "a number of bytes such as 4096, 64K or 1M, or 0")
+        nbytes = _value(place, "bytes", row["bytes"], _read_size, "a number of bytes such as 4096 or 64K, 0 to 1024T")
         times = [
             _value(place, key, row.get(key, 0), _read_time, "seconds such as 0.005, or a time such as '5ms'")
             for key in ("backward", "forward")
@@ -190,7 +190,7 @@ def read_layers(path: Path) -> Training:
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, object]]]:
     reader = csv.reader(text.splitlines(), skipinitialspace=True)
     header: list[str] = []
-    for row in reader:
+    for row in _rows(path, reader):
         if not row or row[0].startswith("#"):
             continue
         place = f"--layers {path}, line {reader.line_num}"
@@ -204,6 +204,13 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, object]]]:
             raise ConfigError(f"{place}: has {len(cells)} values, must have {len(header)}: {', '.join(header)}")
         else:
             yield place, dict(zip(header, cells, strict=True))
+
+
+def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:  # a cell of 128 KiB
+        raise ConfigError(f"--layers {path}: cannot be read as CSV: {error}") from error
 
 
 def _toml_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, object]]]:
@@ -242,7 +249,7 @@ def _value(place: str, key: str, value: object, read: Callable[[object], Any], a
 def _read_size(value: object) -> int:
     if isinstance(value, str):
         return 0 if value == "0" else byte_count(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_BYTES:
         raise ValueError(value)
     return value
 

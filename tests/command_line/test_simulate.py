@@ -69,6 +69,8 @@ def test_a_plot(tmp_path: Path) -> None:
         (["--ranks", "8..4"], "must rise"),
         (["--ranks", "none"], "must be a number of ranks"),
         (["--size", "1X"], "must be a positive number of bytes"),
+        (["--size", "1025T"], "must be a positive number of bytes, such as 4, 64K, 1M or 1G, at most 1024T"),
+        (["--size", "99999999999999999999999999T"], "must be a positive number of bytes"),
         (["--algorithm", "none"], "it must be one of"),
         (["--algorithm", "windowed"], "windows"),
         (["--ranks", "128", "--size", "1K", "--timeline", "x.json"], "at most"),

@@ -77,10 +77,12 @@ def test_the_command_replays_a_trace(recorded: Path, capsys: pytest.CaptureFixtu
     assert all(0 < float(row[5].rstrip("%")) < 100 for row in table)
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize("suffix", ["csv", "toml"])
-def test_a_table_of_layers(suffix: str, tmp_path: Path) -> None:
+def test_a_table_of_layers(suffix: str, mark: str, tmp_path: Path) -> None:
+    """`mark` is what spreadsheets write before the text."""
     path = tmp_path / f"model.{suffix}"
-    path.write_text(CSV if suffix == "csv" else TOML)
+    path.write_text(mark + (CSV if suffix == "csv" else TOML), "utf-8")
     step, _ = read_layers(path)
     assert [(gradient.name, pytest.approx(gradient.ready)) for gradient in step.gradients] == [
         ("last", 0.008),
@@ -112,6 +114,9 @@ def test_the_command_takes_layers(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("m.csv", "name, bytes, backward, bytes\na, 1, 2, 3\n", r"line 1: .*each column must be there once"),
         ("m.csv", "name, bytes, backward\n\na, 1\n", r"line 3: has 2 values, must have 3"),
         ("m.csv", "name, bytes, backward\na, 1.5, 2\n", r"line 2: bytes='1.5': must be a number of bytes"),
+        ("m.csv", f"name, bytes, backward\na, {10**30}, 2\n", r"line 2: bytes='10*': must be .*, 0 to 1024T"),
+        ("m.toml", f"[[layers]]\nname='a'\nbytes={2**51}\nbackward=1\n", r"bytes=\d*: must be .*, 0 to 1024T"),
+        ("m.csv", f"name, bytes, backward\n{'a' * 200_000}, 1, 2\n", r"m.csv: cannot be read as CSV: field larger"),
         ("m.csv", "name, bytes, backward\na, 1, -2\n", r"line 2: backward='-2': must be seconds"),
         ("m.csv", "name, bytes, backward\na, 1, inf\n", r"line 2: backward='inf': must be seconds"),
         ("m.csv", "name, bytes, backward\na, 1, 2\na, 1, 2\n", r"line 3: name='a': must be a name that no other"),

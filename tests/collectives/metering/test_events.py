@@ -456,7 +456,7 @@ def test_merge_aligns_clocks(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("field", "value"),
     [
         *[("ph", None), ("pid", "0"), ("ts", "1"), ("ts", None), ("ts", float("inf")), ("dur", None), ("cat", 1)],
-        *[("name", None), ("args", []), ("args", {}), ("args", {"kind": 1})],
+        *[("ts", 1e308), ("name", None), ("args", []), ("args", {}), ("args", {"kind": 1})],
     ],
 )
 def test_a_damaged_event_is_named(field: str, value: object, tmp_path: Path) -> None:
