@@ -237,7 +237,8 @@ class Executor:
     def close(self) -> None:
         """Release the window and all plans with their memory."""
         self.positions.remove(self)
-        self.forget_plans()
+        with self.planning:
+            self.planner.close()
         self._current = None
         self._state.close_log()
         self._flight = FlightRecord()  # of nothing

@@ -162,6 +162,13 @@ class Planner:
         for cache in self._derived:
             cache.clear()
 
+    def close(self) -> None:
+        """Drop all plans and what they are bound to, once no call runs. Bound instructions refer to their plan: both
+        would keep the window's memory until the next garbage collection."""
+        for plan in list(self._plans.values()):
+            plan.bound.clear()
+        self.forget()
+
     def cache(self) -> dict[Any, Any]:
         """Return a new dictionary for values derived from plans, which is emptied when the plans are forgotten."""
         self._derived.append({})

@@ -289,3 +289,31 @@ def test_a_closed_split_is_not_released_again(two: World) -> None:
         return open_ones(comm)
 
     assert two.run(body) == [2, 2]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="mapped memory is counted in /proc")
+@pytest.mark.parametrize("compiled", ["off", "auto"])
+def test_a_closed_split_keeps_no_memory_until_the_garbage_collection(compiled: str) -> None:
+    """Programs of training turn it off."""
+
+    def segments() -> int:
+        with open("/proc/self/maps") as lines:
+            return sum("ronde-" in line for line in lines)
+
+    def body(comm: Communicator) -> None:
+        part = comm.split(0)
+        assert part is not None
+        part.allreduce(np.ones(3))
+        part.allreduce_async(np.ones(3), name="named").wait()
+        part.broadcast_object(1)
+        part.close()
+
+    with world_of("shm", 2, compiled=[compiled]) as world:
+        world.run(lambda comm: comm.barrier())
+        before = segments()
+        gc.disable()
+        try:
+            world.run(body)
+            assert segments() == before
+        finally:
+            gc.enable()
