@@ -15,6 +15,7 @@ from collectives.config import Config, Settings, unknown_variables
 from collectives.jit import cache_folder, obstacle
 from collectives.launch import run
 from collectives.launch.job import allocated
+from collectives.planning import Rules
 from collectives.version import __version__
 from frontends.command_line.arguments import count, positive
 from frontends.command_line.doctor import cluster
@@ -23,14 +24,14 @@ from frontends.command_line.host_arguments import add_hosts, hosts_of
 from transports import copying, launchers, registry
 from transports.core_count import usable_cores
 from transports.errors import ConfigError
-from transports.interfaces import interfaces
+from transports.interfaces import choose_address, interfaces
 
 DESCRIPTION: Final = """\
 Check this machine. The report shows the versions of Ronde, of the frameworks and of the software for GPUs, the launcher
 that started this process and how its ranks would meet, the transports that work and why others do not, the machine as
 Ronde sees it, and the settings that differ from their defaults. With --calibrate, -np ranks also run over the set
-transport and show their calibration, which every job measures when it begins. The exit code is 1 if a setting is bad,
-if the ranks of a launcher cannot meet, or if no transport can be used.
+transport and show their calibration, which every job measures when it begins. The exit code is 1 if a setting is bad
+or names what cannot be used here, if the ranks of a launcher cannot meet, or if no transport can be used.
 
 With -H, --hostfile or --cluster, check several hosts. A probe starts on each host, by ssh as in `ronde run`. The probes
 compare versions and clocks, connect to each other in both directions, and measure latency, rate and the largest packets
@@ -95,12 +96,28 @@ def examine() -> dict[str, Any]:
     if launcher["problem"] is not None:
         problems.append(launcher["problem"])
     settings: list[dict[str, Any]] = []
+    why_no_code = obstacle()
     try:
         config = Config.load()
         settings = _settings(config)
-        config.load_tls()
     except ConfigError as error:
         problems.append(str(error))
+    else:
+        interface = config.transport_options("tcp").interface
+        for check in (
+            config.load_tls,
+            lambda: Rules.read(config.rules),
+            lambda: choose_address(interface, None) if interface else None,
+        ):
+            try:
+                check()
+            except ConfigError as error:
+                problems.append(str(error))
+        reason = transports[config.transport]
+        if reason is not None and None in transports.values():
+            problems.append(f"transport={config.transport!r} cannot be used here: {reason}")
+        if config.compiled == "on" and why_no_code is not None:
+            problems.append(f"compiled='on', and there can be no machine code: {why_no_code}")
     return {
         "versions": _versions(),
         "frameworks": frameworks(),
@@ -109,7 +126,7 @@ def examine() -> dict[str, Any]:
         "machine": _machine(),
         "interfaces": interfaces(),
         "transports": transports,
-        "compiled": {"obstacle": obstacle(), "cache": str(cache_folder())},
+        "compiled": {"obstacle": why_no_code, "cache": str(cache_folder())},
         "settings": settings,
         "warnings": [f"no setting is called {name}" for name in unknown_variables(os.environ)],
         "problems": problems,

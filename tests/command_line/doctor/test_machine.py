@@ -116,6 +116,29 @@ def test_a_bad_setting_is_a_problem(capsys: pytest.CaptureFixture[str], monkeypa
     assert "transports\n  " in said
 
 
+def test_what_settings_name_and_cannot_be_used_is_a_problem(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each rank would fail in `init`. All are told, not only the first."""
+    why_not = doctor._why_not
+    monkeypatch.setattr(doctor, "_why_not", lambda name: "no GPU" if name == "nccl" else why_not(name))
+    monkeypatch.setattr(doctor, "obstacle", lambda: "there is no Numba")
+    named = {"RULES": "rules.toml", "TLS_CERTIFICATE": "no.pem", "TLS_KEY": "no.pem", "TLS_CA": "no.pem"}
+    for name, file in named.items():
+        monkeypatch.setenv(f"RONDE_{name}", str(tmp_path / file))
+    monkeypatch.setenv("RONDE_TRANSPORT", "nccl")
+    monkeypatch.setenv("RONDE_COMPILED", "on")
+    monkeypatch.setenv("RONDE_TCP_INTERFACE", "eth99")
+    code, found = report(capsys)
+    assert code == 1
+    certificate, rules, interface, transport, compiled = found["problems"]
+    assert certificate.startswith(f"tls_certificate='{tmp_path / 'no.pem'}': cannot be read")
+    assert rules.startswith(f"rules='{tmp_path / 'rules.toml'}': cannot be read as TOML")
+    assert interface.startswith("interface='eth99': is not an interface or address of this machine")
+    assert transport == "transport='nccl' cannot be used here: no GPU"
+    assert compiled == "compiled='on', and there can be no machine code: there is no Numba"
+
+
 def test_no_usable_transport_is_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_why_not", lambda name: f"{name} is out of order")
     code, found = report(capsys)
