@@ -133,8 +133,11 @@ def _packed(parts: Sequence[Part], buffer: Buffer, deadline: float) -> None:
     work = buffer.take(total * reduction.width, reduction.dtype)
     sizes = tuple(part.size for part in parts) if reduction.by_array else (total,)
     planned = reduction.plan(reduction.call(sizes, in_place=True, offsets=space.offsets("allreduce", work, work)))
-    sources = [np.zeros(part.size, reduction.given) if part.source is None else part.source for part in parts]
-    reduction.load_together(planned, sources, work)
+    sources = [part.source for part in parts if part.source is not None]
+    if len(sources) == len(parts):
+        reduction.load_together(planned, sources, work)
+    else:  # this rank has joined
+        work.fill(0)
     averaged = reduction.exchange(planned, work, work, deadline)
     at = 0
     for part in parts:

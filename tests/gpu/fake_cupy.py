@@ -268,8 +268,8 @@ def make(machine: Machine) -> Any:
     def ascontiguousarray(array: Any) -> Any:
         return array if array.flags.c_contiguous else array.astype(array.dtype)
 
-    def concatenate(arrays: Any) -> Any:
-        made = empty(sum(len(array) for array in arrays), arrays[0].dtype)
+    def concatenate(arrays: Any, axis: int = 0, out: Any = None) -> Any:
+        made = empty(sum(len(array) for array in arrays), arrays[0].dtype) if out is None else out
         at = 0
         for array in arrays:
             copyto(made[at : at + len(array)], array)
