@@ -42,7 +42,7 @@ def test_every_collective_is_timed_and_right(tmp_path: Path, collective: str) ->
         (["--dtype", "float99"], 2, "float99"),
         (["--dtype", "object"], 2, "dtype object cannot be communicated"),
         (["--min", "1M", "--max", "1K"], 2, "--min 1048576: must not be greater than --max 1024"),
-        (["--max", "1000000T"], 2, "must not be greater than the memory of this machine"),
+        (["--max", "1000T"], 2, "must not be greater than the memory of this machine"),
         (["--factor", "1"], 2, "'1': must be an integer, 2 or more"),
         (["--root", "2"], 2, "--root 2: must be a rank, 0 to 1"),
         (["--seconds", "inf"], 2, "'inf': must be a number of seconds"),
