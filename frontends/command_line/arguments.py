@@ -52,6 +52,7 @@ interval = _duration(lambda value: 0 < value <= LONGEST_WAIT, f"more than 0 and 
 
 
 MOST_BYTES: Final = 1 << 50
+"""The largest size that a command takes, also of an array that is only simulated."""
 
 
 def byte_count(text: str) -> int:
