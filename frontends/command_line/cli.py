@@ -122,7 +122,12 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code. For a bad command line argparse exits with 2."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args = parser(words[0] if words else "").parse_args(words, argparse.Namespace(words=words))
+    first = words[0] if words else "--help"
+    known = parser(first)
+    if first not in (*COMMANDS, "-h", "--help", "--version"):
+        hint = did_you_mean(first, COMMANDS) if first.isalpha() else ""  # else it is a program or an option of `run`
+        known.error(f"COMMAND={first}: must be one of {', '.join(COMMANDS)}{hint}; `ronde run` starts a program")
+    args = known.parse_args(words, argparse.Namespace(words=words))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without the characters of a table, or of a program's name
         sys.stdout.reconfigure(errors="replace")
     try:

@@ -62,6 +62,16 @@ def test_bad_command_line(arguments: list[str], capsys: pytest.CaptureFixture[st
     assert "usage: ronde" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"), [(["bnch"], " (did you mean 'bench'?)"), (["-np", "4", "train.py"], ""), (["train.py"], "")]
+)
+def test_a_word_that_is_no_command(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits(*words) == 2
+    text = capsys.readouterr().err.splitlines()[-1]
+    assert text.startswith(f"ronde: error: COMMAND={words[0]}: must be one of run, drain, ")
+    assert text.endswith(f"simulate{hint}; `ronde run` starts a program")
+
+
 def test_a_missing_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert exits("run", "-np", "2", "train.py") == 2
     assert capsys.readouterr().err == f"ronde run: train.py: there is no such file in {tmp_path}\n"
