@@ -81,6 +81,8 @@ class Rule:
             raise ConfigError(f"algorithm={self.algorithm!r}: must be one of {known} for {self.collective}")
         if not 0 <= self.segments <= MAX_SEGMENTS:
             raise ConfigError(f"segments={self.segments}: must be 0 (chosen by cost) to {MAX_SEGMENTS}")
+        _check_range("bytes", self.min_bytes, self.max_bytes)
+        _check_range("ranks", self.min_ranks, self.max_ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class SingleCopy:
             raise ConfigError(f"collective={self.collective!r}: must be one of {', '.join(known)}")
         if self.from_bytes < 0:
             raise ConfigError(f"from_bytes={self.from_bytes}: must be 0 (never) or a positive number of bytes")
+        _check_range("ranks", self.min_ranks, self.max_ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,3 +234,9 @@ class Rules:
 def _build(kind: type[R], name: str, rows: Iterable[dict[str, Any]], path: str) -> Iterable[R]:
     for number, row in enumerate(rows, 1):
         yield build(kind, f"{name} {number} of {path}", {key: (value, path) for key, value in row.items()})
+
+
+def _check_range(name: str, least: int, most: int) -> None:
+    """Raise ConfigError for a row that would never be used."""
+    if not 0 <= least <= most:
+        raise ConfigError(f"min_{name}={least}: must be 0 to max_{name}, which is {most}")

@@ -342,6 +342,7 @@ def test_there_is_no_thread_and_an_abort_leaves_nothing_behind() -> None:
     [
         {"peer_timeout": 0},
         {"handshake_timeout": 0},
+        {"handshake_timeout": 1e-9},
         {"socket_buffer_bytes": -1},
         {"max_parked_bytes": -1},
         {"connections": -2},

@@ -26,7 +26,7 @@ class Options:
     peer_timeout         seconds, at least 1, after which a host without an answer on the level of TCP is lost. The
                          ranks raise up to 2 s later if the store does not answer either; if no data are on the way to
                          the host, another 2 s or two fifths of this time later
-    handshake_timeout    seconds, above 0: limit for an accepted connection to prove that it belongs to the job
+    handshake_timeout    seconds, 0.01 or more: limit for an accepted connection to prove that it belongs to the job
     socket_buffer_bytes  size of each socket's send and receive buffer; 0 lets the system choose and adapt it
     max_parked_bytes     at least 0: total payload of unexpected messages. A frame that would exceed it stays in the
                          network, and its sender waits, until its receive is posted or there is room. A rank's
@@ -54,7 +54,9 @@ class Options:
 
     def __post_init__(self) -> None:
         _require(1 <= self.peer_timeout <= 86400, "peer_timeout", self.peer_timeout, "1 to 86400 seconds")
-        _require(0 < self.handshake_timeout <= 86400, "handshake_timeout", self.handshake_timeout, "0 to 86400 seconds")
+        shortest = 0.01  # with less no rank gets a connection
+        text = f"{shortest} to 86400 seconds"
+        _require(shortest <= self.handshake_timeout <= 86400, "handshake_timeout", self.handshake_timeout, text)
         _require(
             0 <= self.socket_buffer_bytes < 1 << 31,
             "socket_buffer_bytes",

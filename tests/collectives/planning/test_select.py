@@ -162,6 +162,14 @@ def test_the_first_rule_that_fits_decides(tmp_path: Path) -> None:
         ),
         ("[[rule]]\ncollective = 'all'\nalgorithm = 'ring'", "collective='all': must be one of"),
         ("[[rule]]\ncollective = 'allreduce'\nalgorithm = 'ring'\nmin = 3", "no setting 'min'"),
+        (
+            "[[rule]]\ncollective = 'allreduce'\nalgorithm = 'ring'\nmin_bytes = 9\nmax_bytes = 8",
+            "min_bytes=9: must be 0 to max_bytes, which is 8",
+        ),
+        (
+            "[[single_copy]]\ncollective = 'broadcast'\nfrom_bytes = 1\nmin_ranks = 3\nmax_ranks = 2",
+            "min_ranks=3: must be 0 to max_ranks, which is 2",
+        ),
         ("rules = 3", r"must hold tables \[\[rule\]\], \[\[costs\]\]"),
         ("[[rule", "cannot be read as TOML"),
     ],
