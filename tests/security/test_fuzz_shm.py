@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.security.fuzz import faulty, fuzz, values, words
@@ -289,12 +289,14 @@ offers = st.fixed_dictionaries(
         "nbytes": st.just(64) | values,
         "path": st.sampled_from(["precious", f"/nowhere/{NAME}", "/dev/zero"]) | values,
     },
-    optional={"error": values},
+    optional={"error": values, "room": values},
 )
 
 
 @fuzz(60)
 @given(st.one_of(offers.map(pack), faulty(offers.map(pack)), values.map(pack), st.binary(max_size=100)))
+@example(pack({"key": "window", "ranks": [1, 0], "nbytes": 64, "path": f"/nowhere/{NAME}", "error": "none"}))
+@example(pack({"key": "window", "ranks": [1, 0], "nbytes": 64, "error": "none"}))
 def test_an_offer_of_a_window_is_anything(tmp_path_factory: pytest.TempPathFactory, offer: bytes) -> None:
     precious = tmp_path_factory.mktemp("elsewhere") / "p"
     precious.write_bytes(bytes(64))
@@ -322,7 +324,9 @@ def test_offers_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("transports.shm.exposing.MAX_OFFERS", 3)
     with pair(tmp_path) as (sane, mad):
         for number in range(4):
-            shm_link(mad).offer(0, pack({"key": str(number), "ranks": [1, 0], "nbytes": 1, "error": "none"}))
+            shm_link(mad).offer(
+                0, pack({"key": str(number), "ranks": [1, 0], "nbytes": 1, "error": "none", "room": True})
+            )
         with pytest.raises(PeerLost, match=r"an offer of .* with 3 offers unanswered"):
             sane.irecv(1, 1, memoryview(bytearray(1))).wait(soon())
     with pair(tmp_path) as (sane, mad):

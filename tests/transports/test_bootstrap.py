@@ -18,6 +18,7 @@ import pytest
 
 from transports.base import Group, Member
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
+from transports.packed import pack
 from transports.rendezvous import bootstrap
 from transports.rendezvous.bootstrap import (
     give_up,
@@ -220,6 +221,14 @@ def test_a_rank_that_has_entered_is_not_given_up(store: Store) -> None:
         assert join(1, 2, store, secret=SECRET, deadline=soon()).size == 2
         assert list(first.result(60).numbers) == [0, 1]
     give_up(store, 0, 2)  # the meeting is over
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_rank_that_is_not_in_the_table_was_given_up(store: Store, alone: bool) -> None:
+    given_up = pack([])
+    store.set("generation-0/members", pack_table([given_up, given_up if alone else pack_member(this_member())]))
+    with pytest.raises(RendezvousError, match="the launcher has given up rank 0 of 2, since its process had ended"):
+        join(0, 2, store, generation=0, deadline=soon())
 
 
 def test_all_missing_ranks_are_named(store: Store) -> None:

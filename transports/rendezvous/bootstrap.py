@@ -278,7 +278,10 @@ class Meeting:
             decision = self._store.set_default(_MEMBERS, pack({"error": to_wire(self._overdue())}))
         try:
             if is_table(decision):
-                return _members(read_table(decision), self._size)
+                members = _members(read_table(decision), self._size)
+                if self._rank not in members:
+                    raise RendezvousError(self._given_up(), rank=self._rank)
+                return members
             match unpack(decision):
                 case {"error": dict(fields)}:
                     error = from_wire(fields)
@@ -286,6 +289,9 @@ class Meeting:
         except ValueError as error:
             raise RendezvousError(f"the store holds something that cannot be read: {error}") from error
         raise RendezvousError("the store holds a value that is not the table of ranks", rank=self._rank)
+
+    def _given_up(self) -> str:
+        return f"the launcher has given up rank {self._rank} of {self._size}, since its process had ended"
 
     def _overdue(self) -> DeadlineExceeded:
         seconds = max(0.0, self._deadline - self._begun)
@@ -310,7 +316,7 @@ class Meeting:
             return f"the size differs: {other} says {len(rows)}, rank {rank} ({self._member}) says {size}"
         taken = rows[rank]
         if taken == _GIVEN_UP:
-            return f"the launcher has given up rank {rank} of {size}, since its process had ended"
+            return self._given_up()
         other = "a process without a description" if taken is None else str(unpack_member(taken))
         return (
             f"two processes have rank {rank} of {size}: {other}, and {self._member}. If the first has ended: a store "

@@ -201,8 +201,8 @@ def _decoded(payload: bytearray) -> dict[str, Any] | None:
         return None
     match offer:
         case {"key": str(), "ranks": [*ranks], "nbytes": int(), "path": str(path)} if is_segment(path):
-            sound = True
-        case {"key": str(), "ranks": [*ranks], "nbytes": int(), "error": str()}:
+            sound = "error" not in offer
+        case {"key": str(), "ranks": [*ranks], "nbytes": int(), "error": str(), "room": bool()}:
             sound = "path" not in offer
         case _:
             return None
