@@ -31,7 +31,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +44,7 @@ import torch.distributed as dist
 import collectives
 import frontends.torch as hvd
 import frontends.torch.distributed  # noqa: F401 - the backend "ronde"
+from collectives.launch.store_keeper import free_port
 from frontends.command_line.bench import machine
 
 HERE = Path(__file__).resolve().parent
@@ -221,9 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     facts = machine() | {"torch": torch.__version__}
     os.environ.update(KEEP, OMP_NUM_THREADS=str(options.threads))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    meeting = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
     with horovod_meeting(options.np) if HOROVOD in options.contenders else contextlib.nullcontext(0) as port:
         given = options, meeting, port
         every = collectives.run(rank_body, options.np, given, transport=options.transport, timeout=TIMEOUT)

@@ -149,7 +149,7 @@ def test_rooms_have_a_docstring_and_few_public_names() -> None:
 
 
 def test_no_class_declares_attributes_of_another() -> None:
-    found = with_text(r"^ +\w+: [^=]*[^=,:]$", *PACKAGES)
+    found = with_text(r"^ +\w+: ", *PACKAGES)
     offenders = [f"{name}: {attribute}" for name, tree in found for attribute in foreign_attributes(tree)]
     assert not offenders
 

@@ -11,6 +11,8 @@ from typing import Final
 
 from transports.moments import LONGEST_WAIT
 
+MOST_BYTES: Final = 1 << 50
+"""The largest size that a command takes, also of an array that is only simulated."""
 _DIGITS: Final = 100
 """Digits of the longest number that is read: Python reads no number of some thousands."""
 
@@ -49,10 +51,6 @@ def _duration(fits: Callable[[float], bool], allowed: str) -> Callable[[str], fl
 seconds = _duration(lambda value: 0 <= value < math.inf, "0 or more")
 positive = _duration(lambda value: 0 < value < math.inf, "more than 0")
 interval = _duration(lambda value: 0 < value <= LONGEST_WAIT, f"more than 0 and at most {LONGEST_WAIT:g}")
-
-
-MOST_BYTES: Final = 1 << 50
-"""The largest size that a command takes, also of an array that is only simulated."""
 
 
 def byte_count(text: str) -> int:

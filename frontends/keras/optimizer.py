@@ -35,7 +35,7 @@ from frontends.keras.compression import AnyCompression, Compression
 from frontends.keras.library import LEGACY, OPTIMIZERS, library, refuse_loss_scaling
 
 _NOT_IN_THE_CONFIGURATION: Final = {"_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"}
-"""What `exclude_from_weight_decay` sets; Keras has no other way to read it."""
+"""The attributes that `exclude_from_weight_decay` sets; Keras has no other way to read them."""
 
 Groups: TypeAlias = int | Sequence[Sequence[Any]] | None
 
@@ -178,9 +178,7 @@ class _Settings:
         if backend.alone(self.process_set):
             return result
         lossy = self.compression if isinstance(self.compression, ErrorFeedback) else None
-        chosen, contexts, tensors, facts, label = [], [], [], [], self._label(variables)
-        for variable in variables:  # numbered on all ranks as the optimizer sees them first
-            self.kept.setdefault(id(variable), f"{label}.{len(self.kept)}")
+        chosen, contexts, tensors, facts = [], [], [], []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if id(variable) in self.local:
                 if self.scales_local and gradient is not None:
@@ -199,8 +197,13 @@ class _Settings:
             chosen.append(index)
             contexts.append(context)
             tensors.append(tensor)
+        label = self._label(variables)
         how = Reduction(self.op, label, self.prescale, self.postscale, self.process_set)
-        memory = [self.kept[id(variables[index])] for index in chosen]
+        memory: list[str] = []
+        if lossy is not None:
+            for variable in variables:  # numbered on all ranks as the optimizer sees them first
+                self.kept.setdefault(id(variable), f"{label}.{len(self.kept)}")
+            memory = [self.kept[id(variables[index])] for index in chosen]
         options = ReductionOptions(how, self.name, facts, memory, lossy)
         for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, options), strict=True):
             whole = lossy is not None or isinstance(tensor, backend.SPARSE)

@@ -142,8 +142,8 @@ class GradientAverager:
         self._begun[name] = begun
 
     def _add_up(self, name: str, tree: Any, arrays: dict[str, Array]) -> list[Array]:
-        """What the passes have in sum of their averages, which the last one completes. Shares are added, since a sum
-        may leave the range of the dtype; of halves in float32."""
+        """The averages of the passes with the last one; with the others, the gradients as they were given. Shares are
+        added, since a sum may leave the range of the dtype; of halves in float32."""
         forms = {path: (array.dtype, array.shape) for path, array in arrays.items()}
         for path, (dtype, _) in forms.items():
             if dtype.kind in "biu":

@@ -132,7 +132,7 @@ def _through_reducescatter(call: Call, tensors: list[Any], results: list[Any], g
     factor, ranks = call.prescale * call.postscale, number_of_ranks(call) if call.op == Sum else 1
     gathered = run(replace(call, kind="allgather"), _dense(gradients, results))
     return [
-        tf.ensure_shape(whole * tf.cast(factor, whole.dtype) * tf.cast(ranks, whole.dtype), tensor.shape)
+        tf.ensure_shape(whole * (tf.cast(factor, whole.dtype) * tf.cast(ranks, whole.dtype)), tensor.shape)
         for whole, tensor in zip(gathered, tensors, strict=True)
     ]
 

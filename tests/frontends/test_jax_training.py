@@ -184,7 +184,7 @@ def test_compressions_with_a_memory(pool: Pools) -> None:
 
 
 def missing(rank: int, size: int) -> None:
-    """What a gradient has not sent is not added to that of another parameter in a step that lacks the first."""
+    """The part that a gradient has not sent is not added to another parameter in a step that lacks the gradient."""
     compression = hvd.Compression.topk(0.01)
     optimizer = hvd.distributed(optax.sgd(1.0), compression=compression)
     nothing = jnp.zeros(2000)

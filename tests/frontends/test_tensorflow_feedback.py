@@ -85,7 +85,7 @@ def test_training_ends_where_it_does_without_compression(pool: Pools) -> None:
 
 
 def missing(rank: int, size: int) -> None:
-    """What a gradient has not sent is not added to that of another variable in a step that lacks the first."""
+    """The part that a gradient has not sent is not added to another variable in a step that lacks the gradient."""
     compression = hvd.Compression.topk(0.01)
     one, other = (tf.Variable(tf.zeros(2000)) for _ in range(2))
     for used in (1.0, None):

@@ -121,8 +121,8 @@ def test_the_tables_of_a_rendezvous_hold_anything(key: str, said: bytes, rank: i
     store.prefixed("generation-0").set(key, said)
     with contextlib.suppress(RondeError, ValueError):  # ValueError: no counter
         group = bootstrap.join(rank, 2, store, deadline=time.monotonic() + 0.002)
-        assert group.size == len(group.members) == len(group.numbers)
-        assert rank in group.numbers  # the other one may have been given up
+        assert set(group.numbers) in ({0, 1}, {rank})  # the other one may have been given up
+        assert group.size == len(group.numbers)
         assert all(isinstance(member.hostname, str) for member in group.members)
 
 

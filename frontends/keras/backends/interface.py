@@ -19,7 +19,7 @@ class ReductionOptions:
 
     label   by which the ranks match the agreement on `facts` before it
     facts   about all gradients, those that are missing as well
-    memory  names of the gradients that are there, in the memory of `lossy`
+    memory  names of the gradients that are there, in the memory of `lossy`; none without it
     lossy   compresses dense ones; None leaves them as they are
     """
 
