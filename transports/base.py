@@ -48,6 +48,7 @@ class Member:
     messages show `hostname` and `pid`.
 
     start, space   with `pid` the process's Identity; unknown by default: then the process is not watched
+    cores          those that it may use, see core_mask; unknown by default: then those of the process that asks
     """
 
     host: str
@@ -55,6 +56,7 @@ class Member:
     pid: int
     start: int = 0
     space: int = -1
+    cores: int = 0
 
     @property
     def process(self) -> Identity:

@@ -1,19 +1,48 @@
-"""The number of cores that a process may use: its affinity, and the limits of its control groups."""
+"""The cores that a process may use: its affinity, and the limits of its control groups."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-from functools import cache
+from collections import Counter
+from collections.abc import Collection, Iterable
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
 
 
 def usable_cores() -> int:
     """The number of cores that this process may use at a time: those that it may run on, and no more than its control
     groups allow on average, as in a container with a limit."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(cores, _allowance())))
+    return core_mask().bit_count()
+
+
+def core_mask() -> int:
+    """The cores that this process may use at a time, as a mask: bit k stands for core k. Where its control groups allow
+    fewer than it may run on, the first ones stand for these: processes with one limit have equal masks."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return sum(1 << core for core in sorted(cores)[: max(1, int(min(len(cores), _allowance())))])
+
+
+def count_together(masks: Collection[int]) -> int:
+    """The number of cores that processes of a host may use together, from their masks; 0 if one of these is 0, which
+    stands for an unknown one."""
+    return 0 if 0 in masks else reduce(or_, masks, 0).bit_count()
+
+
+def are_apart(masks: Iterable[int]) -> bool:
+    """True if each process of a host can have a core of its own, from their masks; 0 stands for that of this
+    process.
+
+    This is Hall's condition (P. Hall, "On representatives of subsets", 1935) for each mask and for all together, which
+    is exact where any two of the masks are equal, nested or apart, as launchers bind.
+    """
+    counts = Counter(mask or core_mask() for mask in masks)
+    return all(
+        sum(count for inner, count in counts.items() if inner | mask == mask) <= mask.bit_count()
+        for mask in {*counts, reduce(or_, counts)}
+    )
 
 
 @cache

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from transports.base import Group
-from transports.core_count import usable_cores
+from transports.core_count import are_apart
 
 _SHARED: Final = 10e-6
 """Seconds of a yield after which the core counts as shared. A yield of an unshared core takes a tenth of this."""
@@ -44,6 +44,7 @@ class Cores:
         here = [rank for rank, member in enumerate(group.members) if member.host == own.host]
         self.shares_process = sum(group.members[rank].pid == own.pid for rank in here) > 1
         """True if ranks of this host are threads of one process, for which Python's lock is scarcer than cores."""
+        self._masks = [group.members[rank].cores for rank in here]
         self._count = len(here)
         self._place = here.index(group.rank)
         self._moves = affinity and _CAN_MOVE and self._count > 1 and not self.shares_process
@@ -53,7 +54,7 @@ class Cores:
     @property
     def suffice(self) -> bool:
         """True if there is a core for each rank of this host, and each rank is a process of its own."""
-        return usable_cores() >= self._count and not self.shares_process
+        return not self.shares_process and are_apart(self._masks)
 
     def leave(self) -> None:
         """Yield this thread's core. If another thread used it for long, move to this rank's own part of the cores."""

@@ -29,7 +29,10 @@ class Model:
     Mbit/s, 4 to 16 MiB: 1.09 to 1.4). `turning` is the same where successive messages go to different ranks (there,
     halving and doubling beside the ring, 64 KiB to 1 MiB: 1.1 to 1.4 times as long). Both were measured under BBR; see
     docs/evidence.md for reno. `overhead` is the time for which a message across hosts keeps its sender and receiver
-    busy, beside its bytes. gamma, copy, read and signal are those of two ranks on two cores of an AMD Zen 4.
+    busy, beside its bytes. `cores` is the number of those that all ranks use together, 0 if it is unknown or there are
+    several hosts. If there are fewer cores than ranks, `switch` is the time for which a rank waits in each round for
+    another rank of its core (measured on 4 ranks on 2 cores of a Zen 3: a round of 4 bytes takes 55 us). gamma, copy,
+    read and signal are those of two ranks on two cores of an AMD Zen 4.
     """
 
     alpha: float = 20e-6
@@ -44,6 +47,8 @@ class Model:
     turning: float = 1.3
     overhead: float = 50e-6
     inter_betas: tuple[float, ...] = ()
+    cores: int = 0
+    switch: float = 20e-6
 
     def link(self, geometry: Geometry, a: int, b: int) -> tuple[float, float]:
         """Return alpha and beta between two ranks."""
@@ -124,6 +129,9 @@ def terms(algorithm: Algorithm, geometry: Geometry, model: Model) -> Terms:
         one  |--- inter_alpha ---|== bytes ==|          three  |o|= b =|o|= b =|o|= b =|
                                                                |--- inter_alpha ---|= b =|
 
+    If the ranks of the only host share cores, each rank waits for others of its core in every round, and what all send
+    together is bounded by the cores: a byte keeps that of its sender busy, and that of its receiver.
+
     Where links differ, all are taken to be as slow as the slowest if one message is under way, since a round waits for
     it. With several, all links work at the same time: the link that is busy for longest counts, which is a slow one
     unless few bytes cross it.
@@ -140,8 +148,12 @@ def terms(algorithm: Algorithm, geometry: Geometry, model: Model) -> Terms:
         outside = cost.sent if sharing == 1 else min(outside, sharing * cost.sent)
         inside = cost.local_sent or max(0.0, cost.sent - outside / sharing)
         crawl = 1.0 if cost.flight > 1 else model.turning if targets > 1 else model.alone
-    alone = rounds * (model.inter_alpha if far else model.signal if algorithm.onesided else model.alpha)
-    local, copying = cost.local_rounds * model.alpha, cost.copied * model.copy + cost.read * model.read
+    alpha = model.alpha
+    if 0 < model.cores < geometry.size and not far:
+        alpha += model.switch * geometry.size / model.cores
+        inside = max(inside, 2 * float(algorithm.traffic(geometry)) / model.cores)
+    alone = rounds * (model.inter_alpha if far else model.signal if algorithm.onesided else alpha)
+    local, copying = cost.local_rounds * alpha, cost.copied * model.copy + cost.read * model.read
 
     def found(nbytes: int) -> dict[str, float]:
         latency, link = alone, nbytes * outside * beta * crawl

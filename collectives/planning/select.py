@@ -19,6 +19,7 @@ from collectives.planning.rules import MAX_SEGMENTS, NO_LIMIT, Rule, Rules
 from collectives.planning.single_copy import NEVER, single_copy_from
 from collectives.schedule import SPECS, Geometry
 from transports.base import LinkCost, Transport
+from transports.core_count import count_together
 
 _SEGMENT_BYTES: Final = (1 << 16, 1 << 18, 1 << 20)
 """Sizes of the segments of messages to compare by cost."""
@@ -213,10 +214,16 @@ class Selector:
 
     @classmethod
     def from_config(cls, config: Config, transport: Transport) -> Selector:
-        """Make the selector of a transport, from the configured rules and from the transport's own link costs."""
+        """Make the selector of a transport, from the configured rules, from the transport's own link costs and from the
+        cores of its ranks."""
         inside, across = transport.link_costs()
+        members = transport.group.members
         model = Model(
-            alpha=inside.latency, beta=inside.per_byte, inter_alpha=across.latency, inter_beta=across.per_byte
+            alpha=inside.latency,
+            beta=inside.per_byte,
+            inter_alpha=across.latency,
+            inter_beta=across.per_byte,
+            cores=0 if len({member.host for member in members}) > 1 else count_together([one.cores for one in members]),
         )
         return cls(model, Rules.read(config.rules), transport.name)
 

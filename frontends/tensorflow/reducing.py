@@ -26,7 +26,7 @@ from frontends.horovod import (
     predivided,
     ranks_may_change,
 )
-from transports.core_count import usable_cores
+from transports.core_count import count_together
 
 Groups = int | Sequence[Sequence[Any]] | None
 
@@ -126,7 +126,8 @@ class Reducer:
         sizes.
         """
         comm = self._process_set.communicator
-        return comm.local_size == comm.size and usable_cores() < 2 * comm.size and not ranks_may_change()
+        cores = count_together([member.cores for member in comm.members])
+        return comm.local_size == comm.size and cores < 2 * comm.size and not ranks_may_change()
 
     def _own(self, gradient: Any) -> Any:
         """Return a local gradient, divided by the number of ranks if `scale_local_gradients` is set."""

@@ -253,7 +253,7 @@ def in_groups(rank: int, size: int) -> None:
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reducing, "BUCKET", 128)
-            patch.setattr(reducing, "usable_cores", lambda cores=cores: cores)
+            patch.setattr(reducing, "count_together", lambda masks, cores=cores: cores)
             compiled = tf.function(functools.partial(gradients, **options)).get_concrete_function()
         kinds = [node.type for node in compiled.graph.get_operations()]
         assert kinds.count("RondeCall") == calls, (cores, options)
@@ -334,7 +334,7 @@ def alone_for_a_while(rank: int, size: int) -> None:
         return hvd.DistributedGradientTape(tape).gradient(loss, variable)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reducing, "usable_cores", lambda: 1)
+        patch.setattr(reducing, "count_together", lambda masks: 1)
         for calls in (0, 1):
             if calls:
                 set_bounds(store, 1, None)

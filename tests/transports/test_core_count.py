@@ -50,3 +50,17 @@ def test_there_is_a_core_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_count, "_allowance", lambda: math.inf)
     if hasattr(os, "sched_getaffinity"):
         assert core_count.usable_cores() == len(os.sched_getaffinity(0))
+
+
+def test_a_limit_below_the_affinity_leaves_the_first_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_count.os, "sched_getaffinity", lambda pid: {7, 3, 5}, raising=False)
+    for allowed, mask in ((math.inf, 0b10101000), (2.5, 0b101000), (0.5, 0b1000)):
+        monkeypatch.setattr(core_count, "_allowance", lambda allowed=allowed: allowed)
+        assert core_count.core_mask() == mask
+        assert core_count.usable_cores() == mask.bit_count()
+
+
+def test_cores_of_several_processes() -> None:
+    assert core_count.count_together([0b0110, 0b1100]) == 3
+    assert core_count.count_together([0b0110, 0]) == 0
+    assert core_count.count_together([]) == 0

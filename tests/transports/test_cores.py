@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transports import cores, shm, tcp
+from transports import core_count, cores, shm, tcp
 from transports.base import Group, Member
 from transports.cores import Cores
 from transports.rendezvous.memory import MemoryStore
@@ -86,6 +86,24 @@ def test_there_are_enough_cores_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not of(0, "aaa").suffice
     assert of(1, "aba").suffice
     assert not of(0, "aa", threads=True).suffice
+
+
+@pytest.mark.parametrize(
+    ("masks", "enough"),
+    [
+        ((0b01, 0b10), True),  # bound by mpirun or Slurm, each to a core of its own
+        ((0b01, 0b01), False),
+        ((0b1111, 0b01, 0b10), True),
+        ((0b1111, 0b01, 0b01), False),  # two of three share a core
+        ((0b0011, 0b0011, 0b1100, 0b1100), True),
+        ((0b0011, 0b0011, 0b0011, 0b1100), False),
+        ((0b11, 0b11, 0b11), False),
+    ],
+)
+def test_ranks_that_a_launcher_has_bound(masks: tuple[int, ...], enough: bool) -> None:
+    members = (*(Member("a", "a", pid, cores=mask) for pid, mask in enumerate(masks)), Member("b", "b", 9, cores=1))
+    assert [Cores(Group(rank, members, MemoryStore())).suffice for rank in range(len(masks))] == [enough] * len(masks)
+    assert Cores(Group(len(masks), members, MemoryStore())).suffice
 
 
 class System:
@@ -179,6 +197,6 @@ def test_the_system_does_it() -> None:
 
 
 def test_a_limit_of_a_core_is_not_enough_for_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "usable_cores", lambda: 1)
+    monkeypatch.setattr(core_count, "core_mask", lambda: 1)
     assert not of(0, "aa").suffice
     assert of(0, "ab").suffice

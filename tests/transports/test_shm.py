@@ -21,7 +21,8 @@ import pytest
 from tests.processes import run_processes
 from tests.transports.groups import group_of_processes, groups, on_ranks, recv, send, soon
 from tests.transports.shm_ranks import BOTH, SECONDS, await_sleep, briefly, make, small_rings
-from transports import cores, shm
+from transports import core_count, shm
+from transports.base import Group, Member
 from transports.errors import (
     AbortedError,
     ClosedError,
@@ -33,6 +34,7 @@ from transports.errors import (
 )
 from transports.onesided import NoRoom, OneSided, Window
 from transports.rendezvous.file import FileStore
+from transports.rendezvous.memory import MemoryStore
 from transports.shm import Options, ShmTransport, doorbell, fence, ring, window
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import barrier
@@ -239,17 +241,21 @@ def test_a_wait_for_an_epoch_drains_a_full_ring() -> None:
 
 
 def test_spinning_is_for_processes_that_have_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spins(size: int, options: Options) -> bool:
-        t = shm.create(groups(size)[0], options)
+    def spins(group: Group, options: Options) -> bool:
+        t = shm.create(group, options)
         t._choose(soon())
         return t.loop._spin > 0
 
-    assert not spins(2, Options())
-    assert spins(2, Options(spin_us=5))
-    monkeypatch.setattr(cores, "usable_cores", lambda: 64)
-    assert spins(1, Options())
-    monkeypatch.setattr(cores, "usable_cores", lambda: 0)
-    assert not spins(1, Options())
+    threads, processes = (
+        groups(2)[0],
+        Group(0, tuple(Member("here", "localhost", pid) for pid in (1, 2)), MemoryStore()),
+    )
+    assert not spins(threads, Options())
+    assert spins(threads, Options(spin_us=5))
+    monkeypatch.setattr(core_count, "core_mask", lambda: (1 << 64) - 1)
+    assert spins(processes, Options())
+    monkeypatch.setattr(core_count, "core_mask", lambda: 1)
+    assert not spins(processes, Options())
 
 
 def test_a_wait_for_an_epoch_leaves_the_core_to_other_processes_before_it_drives(

@@ -16,6 +16,7 @@ from typing import Final
 
 from transports.auth import check_secret
 from transports.base import Group, Member, runs
+from transports.core_count import core_mask
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError, from_wire, to_wire
 from transports.liveness import Identity, is_running
 from transports.packed import pack, unpack
@@ -69,7 +70,7 @@ def this_member() -> Member:
     and network: the digest of the kernel's boot id (random(4)) and the identity of the mount. On a system without
     these, the digest of the hostname, the network card's address if there is one, and the folder of temporary files."""
     own = Identity.own()
-    return Member(_host_identity(), socket.gethostname(), own.pid, own.start, own.space)
+    return Member(_host_identity(), socket.gethostname(), own.pid, own.start, own.space, core_mask())
 
 
 @functools.cache
@@ -332,7 +333,7 @@ _GIVEN_UP: Final = pack([])
 
 def pack_member(member: Member) -> bytes:
     """The row of a member in a table."""
-    return pack([member.host, member.hostname, member.pid, member.start, member.space])
+    return pack([member.host, member.hostname, member.pid, member.start, member.space, f"{member.cores:x}"])
 
 
 def _members(rows: list[bytes], size: int) -> dict[int, Member]:
@@ -348,10 +349,10 @@ def unpack_member(row: bytes, texts: dict[str, str] | None = None) -> Member:
     RendezvousError."""
     try:
         match unpack(row):
-            case [str(host), str(hostname), int(pid), int(start), int(space)]:
+            case [str(host), str(hostname), int(pid), int(start), int(space), str(cores)]:
                 if texts is not None:
                     host, hostname = texts.setdefault(host, host), texts.setdefault(hostname, hostname)
-                return Member(host, hostname, pid, start, space)
+                return Member(host, hostname, pid, start, space, int(cores, 16))
     except ValueError as error:
         raise RendezvousError(f"the store holds something that cannot be read: {error}") from error
     raise RendezvousError("the store holds a value that is not the host and process of a rank")

@@ -11,12 +11,16 @@ import pytest
 
 from collectives import ConfigError
 from collectives.algorithms import algorithms
+from collectives.config import Config
 from collectives.planning.cost_model import Model
 from collectives.planning.rules import Rule, Rules
 from collectives.planning.select import Demand, Selector, obstacle
 from collectives.schedule.contracts import SPECS
 from collectives.schedule.steps import Geometry
 from tests.worlds import world_of
+from transports import tcp
+from transports.base import Group, Member
+from transports.rendezvous.memory import MemoryStore
 
 MODEL = Model(alpha=25e-6, beta=0.8e-9)
 
@@ -188,3 +192,26 @@ def test_rules_reach_the_communicator(tmp_path: Path) -> None:
         world.run(lambda comm: np.testing.assert_array_equal(comm.allreduce(np.ones(5)), np.full(5, 3.0)))
     assert Rule("allreduce", "ring").max_bytes > 0
     assert "ring" in algorithms("allreduce")
+
+
+def test_ranks_that_share_cores_send_no_segments_that_only_pay_beside_others() -> None:
+    def chosen(collective: str, nbytes: int, cores: int) -> str:
+        selector = Selector(Model(cores=cores), Rules(), "tcp")
+        return selector.choose(Demand(collective, Geometry(0, 4, hosts=(0,) * 4), nbytes, nbytes // 4)).algorithm.name
+
+    for nbytes in (1 << 18, 1 << 20, 1 << 22):
+        assert chosen("broadcast", nbytes, 0) == chosen("broadcast", nbytes, 4) == "circulant"
+        assert chosen("broadcast", nbytes, 2) == "binomial"
+    assert [chosen("allreduce", nbytes, 2) for nbytes in (4, 1 << 16, 1 << 18)] == [
+        "recursive_doubling",
+        "recursive_doubling",
+        "halving_doubling",
+    ]
+
+
+@pytest.mark.parametrize(("masks", "crowded"), [((3, 3, 3, 3), True), ((1, 2, 4, 8), False), ((3, 3, 3, 0), False)])
+def test_a_communicator_counts_the_cores_of_its_ranks(masks: tuple[int, ...], crowded: bool) -> None:
+    members = tuple(Member("a", "a", pid, cores=mask) for pid, mask in enumerate(masks))
+    selector = Selector.from_config(Config(), tcp.create(Group(0, members, MemoryStore()), tcp.Options()))
+    wanted = Demand("broadcast", Geometry(0, 4, hosts=(0,) * 4), 1 << 20, 1 << 18)
+    assert (selector.choose(wanted).algorithm.name == "binomial") == crowded
