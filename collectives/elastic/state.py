@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
+from collectives.arrays import type_name
 from collectives.communicator import Communicator
 from collectives.elastic.snapshot import NOTHING_FIXED, Arrays, Snapshot
 from collectives.elastic.transfer import give
@@ -15,6 +17,9 @@ from transports.base import runs
 from transports.errors import MismatchError, TransportError
 
 T = TypeVar("T")
+
+_PICKLING: Final = (pickle.PicklingError, AttributeError, TypeError)
+"""Errors of pickle for a value that it cannot copy."""
 
 
 class ChangesPending(Exception):
@@ -91,7 +96,8 @@ class State:
             callback()
 
     def save(self) -> None:
-        """Copy the values. All ranks call it at the same point of the program."""
+        """Copy the values. All ranks call it at the same point of the program. Raises TypeError, with its name, for a
+        value that cannot be copied."""
         self._saved = self._snapshot()
         self._commits += 1
 
@@ -136,7 +142,16 @@ class State:
             self.write(saved.value(self.library(), self.fixed()))
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot.of(self.read(), self.library(), self.fixed())
+        try:
+            return Snapshot.of(self.read(), self.library(), self.fixed())
+        except _PICKLING:
+            for name in self._names:
+                value = getattr(self, name)
+                try:
+                    Snapshot.of(value, self.library(), self.fixed())
+                except _PICKLING as error:
+                    raise TypeError(f"{name}: a {type_name(value)} that cannot be pickled: {error}") from error
+            raise
 
     def _agreed(self, comm: Communicator, holders: list[int], newest: int) -> list[int]:
         """Those of the holders that have the same arrays."""

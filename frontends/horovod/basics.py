@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
-from collections.abc import Callable, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import collectives
@@ -15,6 +17,7 @@ from frontends.horovod.names import communicator_of, full_name, naming, reset_nu
 
 __all__ = [
     "allgather_object",
+    "average_metrics",
     "barrier",
     "broadcast_object",
     "init",
@@ -145,3 +148,38 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         with naming(comm, "allgather_object", name) as label:
             work = comm.allgather_object_async(obj, name=label)
         return list(work.wait())
+
+
+def average_metrics(
+    metrics: Mapping[str, Any], weight: float = 1.0, *, process_set: ProcessSet = global_process_set
+) -> dict[str, float]:
+    """Return the weighted averages of all ranks' metrics.
+
+    metrics   numbers by name, the same names on all ranks
+    weight    weight of this rank, for example its number of rows
+
+    Raises on all ranks: TypeError for a value that is not a number on some rank; ValueError for different names, a
+    negative weight, or weights whose sum is 0.
+    """
+    mine = {str(name): _number(value) for name, value in metrics.items()}
+    rows = allgather_object((mine, _number(weight)), process_set=process_set)
+    for rank, (row, part) in enumerate(rows):
+        for name, value in (("weight", part), *((f"metrics[{name!r}]", value) for name, value in row.items())):
+            if isinstance(value, str):
+                raise TypeError(f"{name}={value}: must be a number; it is none on rank {rank} of the process set")
+        if row.keys() != rows[0][0].keys():
+            raise ValueError(f"metrics: rank 0 has {sorted(rows[0][0])}, rank {rank} has {sorted(row)}")
+    total = sum(part for _, part in rows)
+    if min(part for _, part in rows) < 0 or not 0 < total < math.inf:
+        raise ValueError(
+            f"weight: must be 0 or more, finite, and more than 0 together; the ranks have {[w for _, w in rows]}"
+        )
+    return {name: sum(row[name] * part for row, part in rows if part) / total for name in mine}
+
+
+def _number(value: Any) -> float | str:
+    """Return a value as a float; what is no number as its text, for all ranks to raise the same error."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return reprlib.repr(value)

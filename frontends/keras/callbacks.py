@@ -6,10 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from collectives import ProcessSet, global_process_set, rank, size
-from frontends.horovod import ARRAYS, Average, Min, Reduction, allgather_object, full_name
+from frontends.horovod import Min, average_metrics
 from frontends.keras.backends import chosen
 from frontends.keras.library import Callback, ModelCheckpoint, library, optimizer_variables
 from frontends.keras.values import allreduce, broadcast_variables
@@ -78,18 +76,11 @@ class MetricAverageCallback(Callback):  # type: ignore[misc]
         self._process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Replace the numbers in `logs` by their averages. Collective. Raises ValueError on every rank, with the names,
-        if the ranks have different metrics."""
-        names = sorted(logs or ())
-        for other, theirs in enumerate(allgather_object(names, process_set=self._process_set)):
-            if theirs != names:
-                raise ValueError(f"metrics: this rank has {names}, rank {other} of the process set has {theirs}")
-        if not logs:
-            return
-        own = np.array([float(logs[name]) for name in names], np.float64)
-        name = full_name(self._process_set.communicator, "metrics", None)
-        mean = ARRAYS.allreduce(own, None, Reduction(Average, name, 1.0, 1.0, self._process_set)).synchronize()
-        logs.update(zip(names, mean.tolist(), strict=True))
+        """Replace the numbers in `logs` by their averages. Collective. Raises on every rank, with the names, ValueError
+        if the ranks have different metrics, TypeError if one is no number."""
+        means = average_metrics(logs or {}, process_set=self._process_set)
+        if logs is not None:
+            logs.update(means)
 
 
 class LearningRateScheduleCallback(Callback):  # type: ignore[misc]

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collectives import shutdown
 from frontends import common
 from frontends.common import *  # noqa: F403
-from frontends.horovod import allgather_object, barrier, broadcast_object, init, join
+from frontends.horovod import allgather_object, average_metrics, barrier, broadcast_object, init, join
 from frontends.numpy.averager import GradientAverager
-from frontends.numpy.ops import allgather, allreduce, average_metrics, broadcast_parameters
+from frontends.numpy.ops import allgather, allreduce, broadcast_parameters
 from frontends.numpy.shards import shard
 
 __all__ = [

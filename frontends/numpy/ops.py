@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from frontends.horovod import (
     DENSE,
     Average,
     Fact,
-    allgather_object,
     as_horovod,
     begin_agreement,
     begin_digests,
@@ -117,30 +115,6 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, *, process_set: ProcessS
         numbers = broadcast_object(numbers, root_rank, process_set=process_set)
     of_kind = {True: iter(arrays), False: iter(numbers)}
     return rebuilt(tree, (next(of_kind[isinstance(leaf, np.ndarray)]) for _, leaf in found))
-
-
-def average_metrics(
-    metrics: Mapping[str, Any], weight: float = 1.0, *, process_set: ProcessSet = global_process_set
-) -> dict[str, float]:
-    """Return the weighted averages of all ranks' metrics.
-
-    metrics   numbers by name, the same names on all ranks
-    weight    weight of this rank, for example its number of rows
-
-    Raises TypeError for a value that is not a number; ValueError on all ranks for different names, a negative weight,
-    or weights whose sum is 0.
-    """
-    mine = {str(name): float(value) for name, value in metrics.items()}
-    rows = allgather_object((mine, float(weight)), process_set=process_set)
-    for rank, (row, _) in enumerate(rows):
-        if row.keys() != rows[0][0].keys():
-            raise ValueError(f"metrics: rank 0 has {sorted(rows[0][0])}, rank {rank} has {sorted(row)}")
-    total = sum(part for _, part in rows)
-    if min(part for _, part in rows) < 0 or not 0 < total < math.inf:
-        raise ValueError(
-            f"weight: must be 0 or more, finite, and more than 0 together; the ranks have {[w for _, w in rows]}"
-        )
-    return {name: sum(row[name] * part for row, part in rows if part) / total for name in mine}
 
 
 def as_array(leaf: Any, op: OpName) -> Array:

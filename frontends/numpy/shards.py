@@ -32,10 +32,14 @@ def shard(
 
     Rank r gets rows r, r + size, ... of that order, so the n-th batches of all ranks together are the n-th batch of a
     single process. Nothing is sent. Returns one part for one dataset, a tuple of parts for several. Raises ValueError
-    for datasets of different lengths, an empty dataset, fewer rows than ranks with "drop", and a bad argument.
+    for datasets of different lengths, an empty dataset, fewer rows than ranks with "drop", and a bad argument;
+    TypeError for a dataset whose rows cannot be taken.
     """
     if remainder not in _REMAINDERS:
         raise ValueError(f"remainder={remainder!r}: must be one of {', '.join(_REMAINDERS)}")
+    for name, number in (("seed", seed), ("epoch", epoch)):
+        if shuffle and not (isinstance(number, int | np.integer) and number >= 0):
+            raise ValueError(f"{name}={number!r}: must be an int, 0 or more")
     if not datasets:
         raise ValueError("datasets: must be at least one")
     comm = communicator_of(process_set)
@@ -72,7 +76,7 @@ def _lengths(dataset: Any, place: str) -> Iterator[tuple[str, int]]:
     elif isinstance(dataset, tuple):
         for index, part in enumerate(dataset):
             yield from _lengths(part, f"{place}[{index}]")
-    elif getattr(dataset, "shape", ()):
+    elif getattr(dataset, "shape", ()) and hasattr(dataset, "__getitem__"):  # SciPy's dia_array has none
         yield place, int(dataset.shape[0])
     elif isinstance(dataset, Sequence) and not isinstance(dataset, str | bytes):
         yield place, len(dataset)

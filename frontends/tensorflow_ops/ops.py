@@ -115,11 +115,11 @@ def reduce_together(
         lossy.check(chosen, prescale_factor, postscale_factor)
         kept = tuple(memory[index] for index in dense)
         call = Call("compressed", name, set_ranks(process_set), chosen, number=number_of(lossy), memory=kept)
-        reduced = run(call, [tf.convert_to_tensor(tensors[index]) for index in dense], None, ignore_name_scope)
+        reduced = run(call, [_dense(tensors[index]) for index in dense], None, ignore_name_scope)
         for index, tensor in zip(dense, reduced, strict=True):
             results[index] = tensor
     elif dense:
-        compressed = [compression.compress(tf.convert_to_tensor(tensors[index])) for index in dense]
+        compressed = [compression.compress(_dense(tensors[index])) for index in dense]
         call = Call("allreduce", name, set_ranks(process_set), chosen, prescale_factor, postscale_factor)
         reduced = run(call, [small for small, _ in compressed], None, ignore_name_scope)
         for index, small, (_, ctx) in zip(dense, reduced, compressed, strict=True):
@@ -185,7 +185,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """allgather of several tensors as one operation."""
-    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    given = [_dense(tensor) for tensor in tensors]
     given = [tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor for tensor in given]
     results = run(Call("allgather", name, set_ranks(process_set)), given, None, ignore_name_scope)
     if not tf.executing_eagerly():
@@ -205,7 +205,7 @@ def broadcast(
 ) -> tf.Tensor:
     """Return the tensor of `root_rank`, a rank of the world, as a new tensor."""
     call = Call("broadcast", name, set_ranks(process_set), root=int(root_rank))
-    return run(call, [tf.convert_to_tensor(tensor)], None, ignore_name_scope)[0]
+    return run(call, [_dense(tensor)], None, ignore_name_scope)[0]
 
 
 @no_autograph
@@ -237,7 +237,7 @@ def alltoall(
              rows received from each rank, an int32 tensor. Splits that do not fit raise a ValueError that is also
              tf.errors.InvalidArgumentError; TypeError if they are no integers
     """
-    given = [tf.convert_to_tensor(tensor)]
+    given = [_dense(tensor)]
     if splits is not None:
         rows = tf.convert_to_tensor(splits)
         if not rows.dtype.is_integer:
@@ -282,7 +282,7 @@ def grouped_reducescatter(
 ) -> list[tf.Tensor]:
     """reducescatter of several tensors."""
     check_linear(op, "reducescatter")
-    compressed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    compressed = [compression.compress(_dense(tensor)) for tensor in tensors]
     call = Call("reducescatter", name, set_ranks(process_set), op, prescale_factor, postscale_factor)
     results = run(call, [small for small, _ in compressed], None, ignore_name_scope)
     if not tf.executing_eagerly():
@@ -290,6 +290,13 @@ def grouped_reducescatter(
             if small.shape.rank:
                 result.set_shape([None, *small.shape[1:]])
     return [compression.decompress(small, ctx) for small, (_, ctx) in zip(results, compressed, strict=True)]
+
+
+def _dense(tensor: Any) -> tf.Tensor:
+    """Return a tensor of a value, also of IndexedSlices. Raises TypeError for those of other forms."""
+    if isinstance(tensor, tf.SparseTensor | tf.RaggedTensor):
+        raise TypeError(f"tensor: must be dense, or IndexedSlices, not a {type(tensor).__name__}")
+    return tf.convert_to_tensor(tensor)
 
 
 @no_autograph

@@ -49,7 +49,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
         normalised, mean, variance, count = _Normalise.apply(input, self.eps, self._process_set)
-        if self.training and self.track_running_stats:
+        if self.training and self.track_running_stats and count:  # as torch, which lets empty batches change nothing
             with torch.no_grad():
                 unbiased = variance * (count / max(count - 1, 1))
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)

@@ -335,7 +335,9 @@ def values() -> None:
     raises(hvd.HorovodInternalError, "rank 1", hvd.allreduce, np.zeros(1 + rank), name="different")
     average = hvd.callbacks.MetricAverageCallback()
     for logs in ({"loss": 1.0, "lr" if rank else "val_loss": 2.0}, {} if rank else {"loss": 1.0}):
-        raises(ValueError, "metrics: this rank has", average.on_epoch_end, 0, logs)
+        raises(ValueError, "metrics: rank 0 has", average.on_epoch_end, 0, logs)
+    for value in (None, "text" if rank else 1.0):  # one that a single rank has raises on all, at once
+        raises(TypeError, "metrics['best']=", average.on_epoch_end, 0, {"loss": 1.0, "best": value})
     logs = {"loss": float(rank)}
     average.on_epoch_end(0, logs)
     assert logs == {"loss": (size - 1) / 2}

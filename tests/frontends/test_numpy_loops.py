@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,6 +116,11 @@ def beginnings(comm: Communicator) -> None:
     assert empty["loss"] == 3.0
     with pytest.raises(ValueError, match="rank 1 has"):
         hvd.average_metrics({f"loss{min(rank, 1)}": 1.0})
+    for value in (None, "text" if rank == 1 else 1.0):  # one that a single rank has raises on all, at once
+        with pytest.raises(TypeError, match=rf"metrics\['best'\]=.* rank {0 if value is None else 1}"):
+            hvd.average_metrics({"loss": 1.0, "best": value})
+    with pytest.raises(TypeError, match="weight=None"):
+        hvd.average_metrics({"loss": 1.0}, weight=None if rank else 1.0)
     for weight in (0, np.inf, np.nan):
         with pytest.raises(ValueError, match="weight: must be 0 or more, finite"):
             hvd.average_metrics({"loss": 1.0}, weight=weight)
@@ -368,6 +374,11 @@ def parts(comm: Communicator) -> None:
         hvd.shard({"a": x, "b": y[1:]})
     with pytest.raises(ValueError, match="1 rows do not suffice"):
         hvd.shard(x[:1], remainder="drop")
+    for name, number in (("seed", -1), ("seed", 1.5), ("epoch", -2), ("epoch", None)):
+        with pytest.raises(ValueError, match=f"{name}={number}: must be an int"):
+            hvd.shard(x, **{"shuffle": True, name: number})
+    with pytest.raises(TypeError, match=r"datasets\[0\]: must be an array .* not dia_array"):
+        hvd.shard(scipy.sparse.dia_array(x))
     with pytest.raises(ValueError, match="remainder='keep': must be one of pad, drop, uneven"):
         hvd.shard(x, remainder="keep")
     with pytest.raises(TypeError, match=r"datasets\[0\]: must be an array .* not int"):

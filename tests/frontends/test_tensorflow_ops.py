@@ -241,6 +241,11 @@ def mistakes(rank: int, size: int) -> None:
     assert "root_rank=9" in raised(ValueError, hvd.broadcast, tf.zeros(1), 9)
     assert "op='median'" in raised(ValueError, lambda: hvd.allreduce(tf.zeros(1), op="median"))
     assert "string" in raised(TypeError, hvd.allreduce, tf.constant("text"))
+    for strange in (tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense([[1.0, 0.0]])):
+        for function in (hvd.allreduce, hvd.allgather, hvd.reducescatter, hvd.alltoall, tf.function(hvd.allreduce)):
+            assert f"tensor: must be dense, or IndexedSlices, not a {type(strange).__name__}" in raised(
+                TypeError, function, strange
+            )
     slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]))
     for op in (hvd.Max, hvd.Adasum):
         for function in (hvd.allreduce, tf.function(hvd.allreduce)):

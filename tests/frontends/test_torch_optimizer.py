@@ -568,6 +568,10 @@ def normalisation(rank: int, size: int) -> None:
         assert torch.allclose(mine.grad, full.grad[share], atol=1e-3)
     assert torch.allclose(ours.running_mean, theirs.running_mean, atol=1e-4)
     assert torch.allclose(ours.running_var, theirs.running_var, rtol=1e-4)
+    before = ours.running_mean.clone(), ours.running_var.clone()
+    for _ in range(2):
+        ours(whole[:0].requires_grad_()).sum().backward()  # of all ranks together; as torch, it changes nothing
+    assert torch.equal(torch.stack(before), torch.stack((ours.running_mean, ours.running_var)))
     ours.eval()
     theirs.eval()
     assert torch.allclose(ours(whole), theirs(whole), atol=1e-4)

@@ -330,6 +330,15 @@ def test_a_name_that_the_state_uses_is_refused(name: str) -> None:
         State(step=0, **{name: 3})
 
 
+def test_a_value_that_cannot_be_copied_is_named() -> None:
+    with pytest.raises(TypeError, match=r"^lock: a .*lock that cannot be pickled"):
+        State(step=0, lock=threading.Lock())
+    state = State(step=0, rate=None)
+    state.rate = lambda step: 0.1 / step
+    with pytest.raises(TypeError, match=r"^rate: a function that cannot be pickled"):
+        state.save()
+
+
 def test_a_method_of_a_subclass_is_refused_as_a_name_and_a_default_is_not() -> None:
     class Own(State):
         epoch = 0
