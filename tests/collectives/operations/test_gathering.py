@@ -171,6 +171,9 @@ def agreed(comm: Communicator) -> None:
         assert np.array_equal(into, everything)
         even = comm.allgather(np.array([rank]), expected=[1] * size, agreed=True)
         assert even.tolist() == [*range(size)]
+        spread = np.zeros((size, 2), even.dtype)[:, 0]  # the arrays of rank 0 alone are used as they are
+        x, place = [(np.array([rank]), None), (np.array([rank]), spread), (np.array(rank), None)][rank]
+        assert comm.allgather(x, out=place, expected=[1] * size, agreed=True).tolist() == [*range(size)]
         got = comm.gather(parts[rank], 1, expected=rows, agreed=True)
         assert (got is None) == (rank != 1)
         assert got is None or np.array_equal(got, everything)
