@@ -391,7 +391,7 @@ def start_timeout(environment: Mapping[str, str]) -> float:
 
 def _seconds_in(environment: Mapping[str, str], name: str, default: str) -> float:
     try:
-        return positive(environment.get(name, default))
+        return positive(environment.get(name) or default)
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"{name}={error}") from error
 

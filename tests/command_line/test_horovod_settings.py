@@ -116,6 +116,7 @@ def test_a_wrong_value_is_that_of_the_command_line(
 def test_start_timeout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command.start_timeout({}) == 30.0
     assert run_command.start_timeout({"HOROVOD_START_TIMEOUT": "90"}) == 90.0
+    assert run_command.start_timeout({"HOROVOD_START_TIMEOUT": ""}) == 30.0
     monkeypatch.setattr("os.environ", environment({"HOROVOD_START_TIMEOUT": "soon"}))
     assert cli.main(["run", "true"]) == 2
     assert "HOROVOD_START_TIMEOUT='soon': must be a number of seconds" in capsys.readouterr().err

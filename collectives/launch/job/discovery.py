@@ -166,7 +166,7 @@ def _output(command: Sequence[str], where: str) -> str:
     if process.returncode:
         status = describe_status(process.returncode)
         raise DiscoveryError(f"{where}: {status}: {_shown(err.decode(errors='replace'))}")
-    return out.decode(errors="replace")
+    return out.decode("utf-8-sig", errors="replace")
 
 
 def _words(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from collectives.launch.hosts import Host
 from collectives.launch.job import DiscoveryError, Elastic, NamedHost, Place, discovery_mark
 from collectives.launch.processes import marked, signal_process
-from collectives.launch.store_keeper import StoreKeeper
+from collectives.launch.store_keeper import StoreKeeper, serving_address
 from collectives.launch.supervision.control import ControlSocket
 from collectives.membership import Change, History, ask_to_leave, set_bounds
 from collectives.scaling import Plan
@@ -136,13 +136,19 @@ class ElasticJob:
     def serve(self, secret: bytes, interface: str) -> tuple[str, tuple[str, int]]:
         """Serve the store where other hosts reach it; as StoreKeeper.serve. Raises ConfigError, RendezvousError."""
         hints = [place.name for place in self.places.values() if not place.is_here]
-        if not hints and not interface and self._job.discovery.changes:  # hosts elsewhere may come later
-            interface = _outward_address()
-        served = self._keeper.serve(secret, interface, hints)
+        served = self._keeper.serve(secret, interface or self._address(hints), hints)
         self._store = self._resources.enter_context(contextlib.closing(self._keeper.client()))
         set_bounds(self._store, self._job.terms.minimum, self._job.terms.maximum)
         self._mailbox.start("ronde-history", partial(self._read_history, self._keeper.client()))
         return served
+
+    def _address(self, hints: Sequence[str]) -> str:
+        """The address to serve on: that of the way to a host elsewhere. A name that leads nowhere yet is no error, as
+        its host may come later. '' if there are no such hosts."""
+        if hints:
+            with contextlib.suppress(ConfigError):
+                return serving_address("", hints)
+        return _outward_address() if hints or self._job.discovery.changes else ""
 
     def watch_preemption(self, name: str, host: Host) -> None:
         """Notice when a host, which was reached, is about to go."""

@@ -35,6 +35,13 @@ def test_a_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_script_that_prints_a_mark_of_utf_8_and_ends_of_lines_of_windows(tmp_path: Path) -> None:
+    """As a host file may have them."""
+    text = r"printf '\357\273\277h1:4\r\nh2\r\n'"
+    assert slots(discovery.script(written(tmp_path, text), 3)) == {"h1": 4, "h2": 3}
+
+
+@pytest.mark.processes
 def test_a_script_with_arguments_that_names_no_host(tmp_path: Path) -> None:
     path = written(tmp_path, '[ "$2" = "a b" ]')
     assert slots(discovery.script(f"{path} x 'a b'", 1)) == {}

@@ -161,6 +161,17 @@ def test_a_host_that_is_missing_in_one_look_alone_comes_back(tmp_path: Path) -> 
     assert "ronde: hosts: h1:1\n" in err
 
 
+def test_a_job_begins_without_a_host_whose_name_leads_nowhere(tmp_path: Path) -> None:
+    """Its name may be known later, as that of a pod is. ssh says why it is not reached."""
+    extra = {**fake_ssh.install(tmp_path, before="echo $host: no such name >&2; exit 255")}
+    program = "import collectives; collectives.init(); print('world', collectives.size())"
+    options = ("--min-np", "1", "--time-limit", "200", "-H", "no-such-host.invalid:1,localhost:1")
+    done = ronde("run", *options, sys.executable, "-c", program, extra=extra)
+    assert done.returncode == 0, done.stderr
+    assert b"world 1" in done.stdout
+    assert b"no-such-host.invalid: no such name" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
