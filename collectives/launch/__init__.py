@@ -8,7 +8,7 @@ is in frontends. These rooms use the communicator from outside; only the package
 
 from __future__ import annotations
 
-from collectives.launch.calls.arguments import call_of, count_of, seconds_of
+from collectives.launch.calls.arguments import call_of, count_of, seconds_of, variables_of
 from collectives.launch.calls.function import run
 from collectives.launch.calls.guests import (
     GuestJob,
@@ -20,6 +20,7 @@ from collectives.launch.calls.guests import (
     free_address,
     in_rank_order,
     own_settings,
+    show_line,
 )
 from collectives.launch.calls.outcome import (
     REPORT_SECONDS,
@@ -55,5 +56,7 @@ __all__ = [
     "own_settings",
     "run",
     "seconds_of",
+    "show_line",
     "unreadable",
+    "variables_of",
 ]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import cloudpickle
@@ -28,6 +28,8 @@ from collectives.launch import (
     load,
     own_settings,
     seconds_of,
+    show_line,
+    variables_of,
 )
 from frontends.dask.reservation import Answer, present, release, reserve
 from frontends.dask.task import Event, call, cancel, locate, topic_of
@@ -44,7 +46,7 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     *,
     np: int | None = None,
-    workers: Sequence[str] | None = None,
+    workers: Iterable[str] | None = None,
     data: Any = None,
     env: Mapping[str, str] | None = None,
     timeout: float = 60.0,
@@ -71,8 +73,9 @@ def run(
     Raises the error of the rank that failed first, with a note of its rank and traceback; WorkerLost if a worker died;
     DeadlineExceeded after `timeout`; ValueError for bad arguments.
     """
-    _check(client, workers)
-    called = call_of("function", function, args, kwargs)
+    _check(client)
+    workers = None if workers is None else _addresses(workers)
+    called, variables = call_of("function", function, args, kwargs), variables_of("env", env)
     np = None if np is None else count_of("np", np)
     reservation = uuid.uuid4().hex
     until = time.monotonic() + seconds_of("timeout", timeout)
@@ -81,7 +84,7 @@ def run(
         addresses = _reserve(client, reservation, np, workers, until)
         resources.callback(client.run_on_scheduler, release, reservation)
         places, pids = _places(client, addresses, until)
-        job = resources.enter_context(GuestJob({**own_settings(), **(env or {})}))
+        job = resources.enter_context(GuestJob({**own_settings(), **variables}))
         torch = _ask(client, until, addresses[:1], free_address, places[0].address)[addresses[0]]
         seats = job.seats(places, torch)
         name = seats[0].job.name
@@ -108,13 +111,22 @@ def run(
         return values
 
 
-def _check(client: object, workers: object) -> None:
+def _check(client: object) -> None:
     if not isinstance(client, Client):
         raise TypeError(f"client={client!r}: must be a distributed.Client")
     if client.asynchronous:
         raise ValueError("client: must be synchronous; call run in a thread with a client of its own")
-    if workers is not None and (isinstance(workers, str) or not workers):
+
+
+def _addresses(workers: Iterable[str]) -> list[str]:
+    """The addresses that the caller has given. Raises ValueError."""
+    addresses = [] if isinstance(workers, str) or not isinstance(workers, Iterable) else list(workers)
+    if not addresses or not all(isinstance(address, str) for address in addresses):
         raise ValueError(f"workers={workers!r}: must be addresses of workers, or None")
+    twice = [address for address, count in Counter(addresses).items() if count > 1]
+    if twice:
+        raise ValueError(f"workers={workers!r}: names {twice[0]} twice, and a worker has one rank")
+    return addresses
 
 
 def _reserve(
@@ -195,7 +207,7 @@ class _Told:
         """Handle an event, in Dask's thread."""
         sort, rank, content = event[1]
         if sort == "line":
-            sys.stdout.write(f"[rank {rank}] {content}\n")
+            show_line(rank, content)
         elif sort == "progress" and self._on_progress is not None:
             self._on_progress(rank, *content)
         elif sort == "joined":

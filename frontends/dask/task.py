@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Final
 
 import cloudpickle
@@ -34,11 +35,21 @@ def topic_of(job: str) -> str:
 def report_progress(done: float, total: float) -> None:
     """Tell the caller of `run` how far this rank is: its `on_progress` gets the rank and these two numbers.
 
-    Raises RuntimeError outside a function that `run` calls.
+    Raises RuntimeError outside a function that `run` calls, TypeError for something that is no number.
     """
     if _JOB not in os.environ or not is_initialized():
         raise RuntimeError("report_progress: this process is not a rank of ronde.dask.run")
-    get_worker().log_event(topic_of(os.environ[_JOB]), ("progress", world().rank, (done, total)))
+    numbers = _plain("done", done), _plain("total", total)
+    get_worker().log_event(topic_of(os.environ[_JOB]), ("progress", world().rank, numbers))
+
+
+def _plain(name: str, value: Any) -> float:
+    """A number as Dask can send it, which loses the worker otherwise. Raises TypeError."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"report_progress: {name}={value!r}: must be a number") from error
+    return int(number) if isinstance(value, Integral) and abs(number) < 2**53 else number
 
 
 def call(seat: Seat, fn: bytes, parts: Sequence[Any] | None) -> bytes:

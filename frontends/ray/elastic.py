@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from collectives.launch import WorkerLost
+from collectives.launch import WorkerLost, variables_of
 from frontends.ray.executor import Executor, refuse_ray_client, resources_of
 from frontends.ray.placement import Demand, capacity
 from frontends.ray.ranks import Executable, Ranks, RaySettings
@@ -59,7 +59,7 @@ class ElasticRayExecutor(Executor):
         self._resources = resources_of(cpus_per_worker, use_gpu, gpus_per_worker)
         self._settings = settings or RaySettings()
         self._min, self._max, self._losses_left = min_workers, max_workers, reset_limit
-        self._variables = dict(env_vars or {})
+        self._variables = variables_of("env_vars", env_vars)
         self._executable = Executable(None, None, None)
 
     @property
@@ -77,7 +77,7 @@ class ElasticRayExecutor(Executor):
         """Start the ranks: as RayExecutor.start. Raises as that; ValueError if min_workers never fit."""
         if self._ranks is not None:
             raise RuntimeError("start: the executor was started before; call shutdown first")
-        self._variables |= extra_env_vars or {}
+        self._variables |= variables_of("extra_env_vars", extra_env_vars)
         self._executable = Executable(executable_cls, executable_args, executable_kwargs)
         self._start()
 

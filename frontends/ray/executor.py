@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import ray
 
-from collectives.launch import call_of, count_of
+from collectives.launch import call_of, count_of, variables_of
 from frontends.ray.placement import Demand
 from frontends.ray.ranks import Executable, Ranks, RaySettings
 
@@ -57,7 +57,7 @@ class Executor(ABC):
         After an error `shutdown` and `start` are needed. No lost rank is replaced.
         """
         call = call_of("fn", fn, args, kwargs)
-        return [actor.call_for_user.remote(*call) for actor in self._started().actors]
+        return self._started().submit(lambda actor: actor.call_for_user.remote(*call))
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Call `fn(executable)` on every rank, with the object of `executable_cls`; as `run`."""
@@ -162,14 +162,14 @@ class RayExecutor(Executor):
         if self._ranks:
             raise RuntimeError("start: the executor was started before; call shutdown first")
         refuse_ray_client()
-        variables = {name: str(value) for name, value in (extra_env_vars or {}).items()}
+        variables = variables_of("extra_env_vars", extra_env_vars)
         self._ranks = Ranks(self._demand, self._settings, use_current=self._use_current)
         self._ranks.start(Executable(executable_cls, executable_args, executable_kwargs), variables)
 
     def _on_all(self, submit: Callable[[Any], Any]) -> list[Any]:
         ranks = self._started()
         try:
-            return ranks.collect([submit(actor) for actor in ranks.actors])
+            return ranks.collect(ranks.submit(submit))
         except BaseException:
             self._end(wait=False)
             raise

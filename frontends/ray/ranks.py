@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class RaySettings:
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "placement_group_timeout_s"):
-            seconds_of(name, getattr(self, name))
+            object.__setattr__(self, name, seconds_of(name, getattr(self, name)))
 
 
 @dataclass
@@ -107,6 +108,7 @@ class Ranks:
         self.lost = 0
         """The number of ranks that were lost in `call_elastic`."""
         self._ranks: list[_Rank] = []
+        self._submitting = threading.Lock()
         self._crew: _Crew | None = None
         self._resources = contextlib.ExitStack()
 
@@ -169,6 +171,12 @@ class Ranks:
         options = {"num_cpus": resources["CPU"], "num_gpus": resources["GPU"], "scheduling_strategy": strategy}
         return ray.remote(Worker).options(**options).remote(number)
 
+    def submit(self, call: Callable[[Any], Any]) -> list[Any]:
+        """Make a call to every actor; Ray's references, rank 0 first. The calls of several threads reach all actors in
+        one order, so that the same calls meet. Raises RuntimeError before `start`."""
+        with self._submitting:
+            return [call(actor) for actor in self.actors]
+
     def collect(self, references: Sequence[Any], until: float | None = None) -> list[Any]:
         """The values of the ranks from 0 on. Raises the root cause; DeadlineExceeded that names the ranks."""
         rank_of = dict(zip(references, self._ranks, strict=False))
@@ -198,7 +206,7 @@ class Ranks:
         """
         crew = self._crew
         assert crew is not None
-        running = {submit(rank.actor): rank for rank in self._ranks}
+        running = dict(zip(self.submit(submit), self._ranks, strict=True))
         starting: dict[Any, _Rank] = {}
         joining: dict[Any, _Rank] = {}
         outcomes = ElasticOutcomes(self._ranks, None if losses is None else losses - self.lost)

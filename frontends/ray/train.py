@@ -13,7 +13,7 @@ import ray
 import ray.train
 from ray.train.backend import Backend, BackendConfig
 
-from collectives.launch import GuestJob, Occupant, Place, Seat, own_settings, seconds_of
+from collectives.launch import GuestJob, Occupant, Place, Seat, own_settings, seconds_of, variables_of
 from collectives.world_communicator import shutdown
 
 CLOSE_SECONDS: Final = 10.0
@@ -33,7 +33,7 @@ class RondeConfig(BackendConfig):  # type: ignore[misc]  # Ray's types are not c
     backend_config=RondeConfig(torch=False))`. In the training function `init` finds the world of the workers; its
     ranks are Ray's. Each group of workers that Ray Train starts, also after a lost worker, gets a world of its own.
 
-    Raises ValueError for a bad timeout_s.
+    Raises ValueError and TypeError for a bad timeout_s or env_vars.
     """
 
     backend: ClassVar[str] = "ronde"
@@ -43,7 +43,8 @@ class RondeConfig(BackendConfig):  # type: ignore[misc]  # Ray's types are not c
     env_vars: Mapping[str, str] = field(default_factory=own_settings)
 
     def __post_init__(self) -> None:
-        seconds_of("timeout_s", self.timeout_s)
+        self.timeout_s = seconds_of("timeout_s", self.timeout_s)
+        self.env_vars = variables_of("env_vars", self.env_vars)
 
     @property
     def backend_cls(self) -> type[Backend]:

@@ -24,6 +24,8 @@ from collectives.launch import (
     load,
     own_settings,
     seconds_of,
+    show_line,
+    variables_of,
 )
 from frontends.spark.desk import Arrival, Desk, Gone, Joined, Line, Result
 from frontends.spark.job import (
@@ -31,7 +33,6 @@ from frontends.spark.job import (
     collect_arrivals,
     events_of,
     open_desk,
-    show,
     submitted,
     take_seats,
     wait_for_slots,
@@ -71,6 +72,7 @@ def run_elastic(
     lost; and otherwise as `run`. No rank runs then.
     """
     called, seconds = call_of("function", function, args, kwargs), seconds_of("start_timeout", start_timeout)
+    variables = variables_of("env", env)
     context, count = check(num_proc, spark_context)
     minimum = count if min_num_proc is None else count_of("min_num_proc", min_num_proc)
     maximum = count if max_num_proc is None else count_of("max_num_proc", max_num_proc)
@@ -81,7 +83,7 @@ def run_elastic(
     until = time.monotonic() + seconds
     wait_for_slots(context, minimum, until)
     with (
-        GuestJob({**own_settings(), **(env or {})}) as job,
+        GuestJob({**own_settings(), **variables}) as job,
         open_desk(context) as desk,
         submitted(context, maximum, desk, cloudpickle.dumps(called), barrier=False) as cancel,
     ):
@@ -110,7 +112,7 @@ def _serve(
             case Joined():
                 outcomes.members.add(task)
             case Line():
-                show(seats[task].rank, message)
+                show_line(seats[task].rank, message.text)
             case Result():
                 desk.hang_up(task)
                 numbers[task] = message.rank

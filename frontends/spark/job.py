@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import queue
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,8 @@ from collectives.launch import (
     load,
     own_settings,
     seconds_of,
+    show_line,
+    variables_of,
 )
 from frontends.spark.desk import Arrival, Desk, Gone, JobEnded, Line, Message, Result
 from frontends.spark.task import call
@@ -66,11 +67,12 @@ def run(
     for bad arguments. No rank runs then.
     """
     called, seconds = call_of("function", function, args, kwargs), seconds_of("start_timeout", start_timeout)
+    variables = variables_of("env", env)
     context, count = check(num_proc, spark_context)
     until = time.monotonic() + seconds
     wait_for_slots(context, count, until)
     with (
-        GuestJob({**own_settings(), **(env or {})}) as job,
+        GuestJob({**own_settings(), **variables}) as job,
         open_desk(context) as desk,
         submitted(context, count, desk, cloudpickle.dumps(called), barrier=True),
     ):
@@ -186,7 +188,7 @@ def _collect(desk: Desk, arrivals: Mapping[int, Arrival], seats: Mapping[int, Se
             continue  # Spark starts the stage again, whose loss the other messages tell
         rank = seats[task].rank
         if isinstance(message, Line):
-            show(rank, message)
+            show_line(rank, message.text)
         elif rank in outcomes.waiting and isinstance(message, Result):
             outcomes.add(load(rank, message.outcome), time.monotonic())
             desk.hang_up(task)
@@ -210,8 +212,3 @@ def events_of(desk: Desk, outcomes: Outcomes | ElasticOutcomes) -> Iterator[tupl
                 return
             raise RuntimeError("run: Spark ended the job; was it cancelled?") from event.error
         yield event
-
-
-def show(rank: int, line: Line) -> None:
-    """Print what a rank has printed."""
-    sys.stdout.write(f"[rank {rank}] {line.text}\n")

@@ -71,6 +71,19 @@ def test_output_and_progress_have_the_rank(dask_client: Any, capsys: pytest.Capt
     assert len(set(pids)) == 2
     assert sorted(capsys.readouterr().out.splitlines()) == [f"[rank {n}] this is number {n}" for n in (0, 1)]
     assert sorted(seen) == [(0, 1, 3), (1, 2, 3)]
+
+    def numbers_of_numpy() -> None:
+        engine.report_progress(np.int64(2**60), np.float32(0.5))
+
+    seen.clear()
+    engine.run(dask_client, numbers_of_numpy, np=1, on_progress=lambda *event: seen.append(event))
+    assert seen == [(0, 2.0**60, 0.5)]
+
+    def no_number() -> None:
+        engine.report_progress(1, "many")  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="report_progress: total='many': must be a number"):
+        engine.run(dask_client, no_number, np=1)
     with pytest.raises(RuntimeError, match="is not a rank of"):
         engine.report_progress(1, 2)
 
@@ -331,6 +344,9 @@ def test_a_worker_that_is_killed_from_outside_is_named(dask_client: Any, tmp_pat
         ({"np": 9}, ValueError, "np=9: there are 4 workers"),
         ({"workers": ["tcp://127.0.0.1:1"]}, ValueError, "the cluster has no tcp://127.0.0.1:1"),
         ({"workers": []}, ValueError, r"workers=\[\]"),
+        ({"workers": 3}, ValueError, "workers=3"),
+        ({"workers": ["tcp://127.0.0.1:1"] * 2}, ValueError, "tcp://127.0.0.1:1 twice"),
+        ({"env": {"A": None}}, TypeError, "env: 'A': None"),
         ({"timeout": 0}, ValueError, "timeout=0"),
         ({"args": "abc"}, TypeError, "args='abc': must be a sequence of the arguments of function"),
         ({"function": 3}, TypeError, "function=3: must be callable"),

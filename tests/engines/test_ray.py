@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +281,24 @@ def test_two_jobs_at_once_do_not_meet() -> None:
     assert store != strange
     assert values == [2.0 * (1 + step) for step in range(50)]
     assert others == [2.0 * (1000 + step) for step in range(50)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: engine.RayExecutor(engine.RayExecutor.create_settings(math.inf, math.inf), num_workers=3),
+        lambda: engine.ElasticRayExecutor(min_workers=3, max_workers=3, env_vars={"COLOUR": 5}),
+    ],
+)
+def test_calls_of_several_threads_meet_in_one_order(make: Callable[[], Any]) -> None:
+    def total(x: int) -> float:
+        return float(collectives.allreduce(np.float64(x)))
+
+    with make() as executor, ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda x: executor.run(total, [x]), range(40)))
+        left = threads.submit(executor.run_remote, total, [40]).result()
+        assert ray.get(left) == [120.0] * 3
+    assert results == [[3.0 * x] * 3 for x in range(40)]
 
 
 def test_twenty_jobs_in_turn_leave_nothing() -> None:

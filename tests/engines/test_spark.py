@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import shutil
 import signal
@@ -82,6 +84,14 @@ def test_output_has_the_rank_and_variables_hold_for_the_job(spark: Any, capsys: 
     assert engine.run(work, num_proc=2) == [None, None]
     lines = capsys.readouterr().out.splitlines()
     assert sorted(lines) == sorted([f"[rank {n}] this is number {n}" for n in (0, 1)] * 2)
+
+
+def test_output_that_the_terminal_cannot_show_is_no_error(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with io.TextIOWrapper(io.BytesIO(), "ascii") as shown:
+        monkeypatch.setattr(sys, "stdout", shown)
+        assert engine.run(lambda: print("\xfc"), num_proc=1, start_timeout=math.inf) == [None]
+        shown.flush()
+        assert shown.buffer.getvalue() == b"[rank 0] \\xfc\n"  # type: ignore[attr-defined]
 
 
 def test_the_error_of_a_function_is_that_of_its_rank(spark: Any) -> None:
@@ -330,6 +340,7 @@ def test_elastic_ends_after_an_error_and_beyond_its_limit(spark: Any) -> None:
     [
         ({"num_proc": 0}, ValueError, "num_proc=0: must be an integer"),
         ({"start_timeout": 0}, ValueError, "start_timeout=0"),
+        ({"env": {"A": None}}, TypeError, "env: 'A': None"),
         ({"args": "abc"}, TypeError, "args='abc': must be a sequence of the arguments of function"),
         ({"function": 3}, TypeError, "function=3: must be callable"),
         ({"spark_context": 3}, TypeError, "spark_context=3: must be a pyspark.SparkContext"),

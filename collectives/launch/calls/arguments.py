@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+_MOST_SECONDS: Final = 1e9
+"""A longer time to wait, also an infinite one, is this one: clocks and engines take no more."""
 
 
 def count_of(name: str, value: Any) -> int:
@@ -21,14 +24,27 @@ def count_of(name: str, value: Any) -> int:
 
 
 def seconds_of(name: str, value: Any) -> float:
-    """A time to wait. Raises ValueError."""
+    """A time to wait; an infinite one becomes some decades. Raises ValueError."""
     try:
         seconds = 0.0 if isinstance(value, bool | str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         seconds = 0.0
     if not seconds > 0:
         raise ValueError(f"{name}={value!r}: must be a positive number of seconds")
-    return seconds
+    return min(seconds, _MOST_SECONDS)
+
+
+def variables_of(name: str, value: Any) -> dict[str, str]:
+    """Environment variables for the ranks, with their values as text; None for none. Raises TypeError and
+    ValueError."""
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{name}={value!r}: must be a mapping of names of variables to their values")
+    for key, content in (value or {}).items():
+        if not isinstance(key, str) or isinstance(content, bytes | None):
+            raise TypeError(f"{name}: {key!r}: {content!r}: must be two strings")
+        if not key or "=" in key or "\0" in f"{key}{content}":
+            raise ValueError(f"{name}: {key!r}: {content!r}: cannot be an environment variable")
+    return {key: str(content) for key, content in (value or {}).items()}
 
 
 def call_of(name: str, function: Any, args: Any, kwargs: Any) -> Call:

@@ -13,6 +13,7 @@ import io
 import os
 import pickle
 import sys
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -221,10 +222,10 @@ class Occupant:
 
 class Lines(io.TextIOBase):
     """The output of a rank in an engine's worker: whole lines are passed on, and everything goes to the worker's own
-    stream as well.
+    stream as well. Several threads may write. Bytes, which go to its `buffer` or descriptor, are the worker's alone.
 
     own   the worker's stream
-    send  called with each line, without its end
+    send  called with each line, without its end. It can be encoded: engines send UTF-8
     """
 
     def __init__(self, own: Any, send: Callable[[str], None]) -> None:
@@ -232,15 +233,28 @@ class Lines(io.TextIOBase):
         self._own = own
         self._send = send
         self._rest = ""
+        self._lock = threading.RLock()  # a signal handler may print while its thread does
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # a plain attribute in typeshed
+        return str(self._own.encoding)
+
+    @property
+    def buffer(self) -> Any:
+        return self._own.buffer
+
+    def fileno(self) -> int:
+        return int(self._own.fileno())
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
         self._own.write(text)
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            self._send(line)
+        with self._lock:
+            *lines, self._rest = (self._rest + text).split("\n")
+            for line in lines:
+                self._send(_escaped(line))
         return len(text)
 
     def flush(self) -> None:
@@ -249,9 +263,22 @@ class Lines(io.TextIOBase):
 
     def finish(self) -> None:
         """Send the line that has no end."""
-        if self._rest:
-            self._send(self._rest)
-            self._rest = ""
+        with self._lock:
+            rest, self._rest = self._rest, ""
+            if rest:
+                self._send(_escaped(rest))
+
+
+def _escaped(text: str, encoding: str = "utf-8") -> str:
+    """Text with escapes in place of characters that the encoding lacks, such as a byte of a file name."""
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def show_line(rank: int, line: str) -> None:
+    """Print a line of a rank's output. Characters that stdout cannot encode are escaped, so that none ends the job."""
+    if sys.stdout is not None:
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        sys.stdout.write(_escaped(f"[rank {rank}] {line}\n", encoding))
 
 
 def call_as_rank(

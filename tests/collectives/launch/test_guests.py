@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import pickle
+import sys
+import threading
+from typing import Any
 
 import pytest
 
@@ -19,7 +24,11 @@ from collectives.launch import (
     in_rank_order,
     load,
     own_settings,
+    seconds_of,
+    show_line,
+    variables_of,
 )
+from collectives.launch.calls.guests import Lines
 
 HERE = Place("node-a", "127.0.0.1")
 THERE = Place("node-b", "127.0.0.1")
@@ -112,6 +121,79 @@ def test_a_task_is_the_rank_and_its_outcome_has_any_error(capsys: pytest.Capture
         assert text in str(failed.error)
         assert "Traceback" in failed.trace
     assert not collectives.is_initialized()
+
+
+def test_output_that_is_no_text_of_utf_8_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine sends UTF-8, and a worker of Dask that cannot is lost; the terminal of the caller may have less."""
+    sent: list[str] = []
+    own = io.TextIOWrapper(io.BytesIO(), "utf-8", "surrogateescape")
+    lines = Lines(own, sent.append)
+    print("a name: \udcff", file=lines)
+    print("and \udcfe", end="", file=lines)
+    lines.finish()
+    assert sent == ["a name: \\udcff", "and \\udcfe"]
+    own.flush()
+    assert own.buffer.getvalue() == b"a name: \xff\nand \xfe"  # type: ignore[attr-defined]
+    shown = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    show_line(3, "\xfc \udcff")
+    shown.flush()
+    assert shown.buffer.getvalue() == b"[rank 3] \\xfc \\udcff\n"  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "stdout", None)  # a process without a terminal may have none
+    show_line(3, "nothing")
+
+
+def test_the_output_of_several_threads_is_whole() -> None:
+    sent: list[str] = []
+    lines = Lines(io.StringIO(), sent.append)
+    other = threading.Thread(target=lines.write, args=("other\n",))
+
+    class Text(str):
+        __slots__ = ()
+
+        def __radd__(self, before: str) -> str:
+            """Let another thread write in the middle of a write; it waits if it must."""
+            other.start()
+            other.join(0.1)
+            return before + str(self)
+
+    lines.write("begun, ")
+    lines.write(Text("ended\n"))
+    other.join()
+    assert sent == ["begun, ended", "other"]
+
+
+def test_output_goes_to_the_descriptor_and_the_buffer_of_the_worker() -> None:
+    with open(os.devnull, "w", encoding="ascii") as own:
+        lines = Lines(own, print)
+        assert lines.fileno() == own.fileno()
+        assert lines.encoding == "ascii"
+        assert lines.buffer.write(b"bytes") == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ([("A", "b")], TypeError),
+        ({"A": None}, TypeError),
+        ({"A": b"b"}, TypeError),
+        ({1: "b"}, TypeError),
+        ({"": "b"}, ValueError),
+        ({"A=": "b"}, ValueError),
+        ({"A": "\0"}, ValueError),
+    ],
+)
+def test_variables_that_no_environment_takes(given: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="env"):
+        variables_of("env", given)
+
+
+def test_variables_are_text_and_times_are_finite() -> None:
+    assert variables_of("env", None) == {}
+    assert variables_of("env", {"A": 5, "B": "x\ny"}) == {"A": "5", "B": "x\ny"}
+    assert seconds_of("timeout", 3) == 3.0
+    for endless in (math.inf, 1e300):
+        assert 0 < seconds_of("timeout", endless) < threading.TIMEOUT_MAX
 
 
 def test_bad_places_and_settings() -> None:
