@@ -329,7 +329,7 @@ class Work(dist.Work):  # type: ignore[misc]
                     if self._finish is not None:
                         self._finish(values)
                     self._marks = streams.mark(self._devices)
-                self._group_callbacks.keeper.keep(self._marks, values)
+                self._group_callbacks.keeper.keep(self._marks, (values, self._results))
             except Exception as error:  # noqa: BLE001 - the waiting caller gets every error
                 self._error = error
             with self._lock:

@@ -4,6 +4,8 @@ NCCL are fakes (fake_cuda.py, tests/gpu)."""
 from __future__ import annotations
 
 import contextlib
+import gc
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -189,6 +191,34 @@ def test_a_call_goes_to_torchs_current_stream() -> None:
         with cuda.use(stream):
             assert torch.equal(cuda.host(y), torch.full((4,), 2.0 * comm.size))
         assert nccl_streams(some, comm) == [stream.cuda_stream]
+        group._group_callbacks.close(30.0)
+
+    on_ranks(body, "nccl")
+
+
+def test_outputs_that_nobody_waits_for_live_until_the_last_copies() -> None:
+    def body(comm: Communicator, cuda: Cuda, some: Gpus) -> None:
+        group = process_group(comm)
+        group.allreduce([cuda.tensor(torch.ones(1))]).wait()
+        comm.barrier()
+        if comm.rank == 0:
+            cuda.held = []
+        comm.barrier()
+        x = cuda.tensor(torch.full((4,), float(comm.rank)))
+        outputs = [cuda.tensor(torch.full((4,), -1.0)) for _ in range(comm.size)]
+        work = group.allgather([outputs], [x])
+        ended = threading.Event()
+        work._works[0].add_done_callback(lambda _: ended.set())
+        assert ended.wait(30.0)
+        assert work.is_completed()
+        del work, x, outputs
+        gc.collect()
+        comm.barrier()
+        for let_go in cuda.held or ():
+            let_go()
+        comm.barrier()
+        some.machine.synchronize(lambda: some.machine.drained(0))
+        assert some.machine.violations == []
         group._group_callbacks.close(30.0)
 
     on_ranks(body, "nccl")
