@@ -246,7 +246,7 @@ def chart() -> str:
         text(
             16,
             26,
-            f"Time of an allreduce, 2 ranks of one host, with ronde[jit] ({machine})",
+            f"Allreduce, 2 ranks of one host, with ronde[jit] ({machine})",
             "start",
             'font-size="15" font-weight="600"',
         )
@@ -257,14 +257,12 @@ def chart() -> str:
             text(left - 8, y(seconds) + 4, label, "end", 'font-size="11"'),
         ]
     parts += [text(x(size), bottom + 18, _bytes(size), more='font-size="11"') for size in sizes]
-    ends: list[float] = []
-    for color, (name, points) in zip(("#2a9d8f", "#d1495b", "#e9a23b", "#155f56"), series.items(), strict=True):
+    colored = zip(("#2a9d8f", "#d1495b", "#e9a23b", "#155f56"), series.items(), strict=True)
+    end = 0.0
+    for color, (name, points) in sorted(colored, key=lambda one: -one[1][1][-1][1]):  # the names do not overlap
         path = " ".join(f"{x(size):.1f},{y(seconds):.1f}" for size, seconds in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2.5"/>')
-        end = y(points[-1][1])
-        while any(abs(end - other) < 15 for other in ends):
-            end += 15 if name.startswith("Ronde") else -15
-        ends.append(end)
+        end = max(y(points[-1][1]), end + 15)
         parts.append(
             text(right - 104, end + 4, name, "start", f'font-size="12" style="fill:{color}" font-weight="600"')
         )
