@@ -36,7 +36,7 @@ def test_a_script(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_script_that_prints_a_mark_of_utf_8_and_ends_of_lines_of_windows(tmp_path: Path) -> None:
-    """As a host file may have them."""
+    """A host file may have such a mark too."""
     text = r"printf '\357\273\277h1:4\r\nh2\r\n'"
     assert slots(discovery.script(written(tmp_path, text), 3)) == {"h1": 4, "h2": 3}
 
