@@ -27,6 +27,9 @@ from frontends.command_line.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 
+NO_BEATS = ["--host-timeout", "600"]
+"""A sign of life is sent every fifth of it: no wait for one ends within a test, however slow the machine is."""
+
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
@@ -37,7 +40,7 @@ sys.exit(main(sys.argv[1:]))
 def test_no_wait_of_a_job_runs_out(options: list[str], code: int, tmp_path: Path) -> None:
     program = ["sh", "-c", f"exit {code}"]
     done = subprocess.run(
-        [sys.executable, "-c", LAUNCHER, "run", *options, *program],
+        [sys.executable, "-c", LAUNCHER, "run", *NO_BEATS, *options, *program],
         capture_output=True,
         text=True,
         timeout=BOUND,
@@ -54,7 +57,7 @@ def test_no_wait_of_nodes_runs_out(code: int) -> None:
     meet = f"127.0.0.1:{free_port()}"
     launchers = [
         subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, "run", "--nodes", "2", "--node-rank", str(node), "--meet", meet,
+            [sys.executable, "-c", LAUNCHER, "run", *NO_BEATS, "--nodes", "2", "--node-rank", str(node), "--meet", meet,
              "-np", "1", "sh", "-c", f"exit {code}"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
