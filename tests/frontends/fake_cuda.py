@@ -37,7 +37,7 @@ class Event:
 
 
 class Stream:
-    """As torch.cuda.Stream; `cuda_stream` is its handle."""
+    """Stands for torch.cuda.Stream; `cuda_stream` is its handle."""
 
     def __init__(self, cuda: Cuda, device: int, handle: int) -> None:
         self._cuda = cuda
@@ -153,7 +153,7 @@ class CudaTensor(torch.Tensor):
         return made
 
     def __dlpack__(self, *, stream: int | None = None, **more: object) -> Any:
-        """As torch does: the consumer's stream waits for the current one."""
+        """The consumer's stream waits for the current one, as in torch."""
         here = self.fake.current_stream(self.device)
         if stream is not None and (0 if stream == 1 else stream) != here.cuda_stream:
             Stream(self.fake, self.device.index, 0 if stream == 1 else stream).wait_event(here.record_event())

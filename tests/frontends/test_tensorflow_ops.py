@@ -271,7 +271,7 @@ def mistakes(rank: int, size: int) -> None:
 
 
 def shapes(rank: int, size: int) -> None:
-    """Of tensors: known before the graph is run, known then, and not what the graph was told."""
+    """Shapes that are known before the graph is run, that are known then, and that contradict its signature."""
     x = np.arange(12, dtype=np.float32).reshape(2, 3, 2) + rank
     total = sum(x - rank + peer for peer in range(size))
     for signature in ([2, 3, 2], [None, 3, None], None):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.frameworks
 
 
 def test_the_address_of_a_store_that_has_ended_is_not_used() -> None:
-    """As when torchrun starts the ranks again with the same store, and rank 1 is the first to read it."""
+    """torchrun starts the ranks again with the same store, and rank 1 is the first to read it."""
     theirs = torch.distributed.HashStore()
     with contextlib.ExitStack() as earlier:
         open_store(theirs, 0, time.monotonic() + 10, earlier, None)

@@ -19,7 +19,7 @@ from tests.netns.network import Direction
 from tests.netns.site import Site, check_sound, detection
 
 NEAR, FAR = "alpha", "beta"
-"""Where the store is, and the host that things happen to."""
+"""The host of the store, and the host that things happen to."""
 PAIR = (NEAR, NEAR, FAR, FAR)
 TRIO = (NEAR, FAR, "gamma")
 """Two hosts with two ranks each; three with one."""

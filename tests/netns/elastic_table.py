@@ -153,7 +153,7 @@ EVENTS = (
 
 @dataclass
 class Cell:
-    """What came of an event.
+    """The result of an event.
 
     lost    steps that were computed again
     pause   the longest time without a step after the event; None if the job ended

@@ -164,7 +164,7 @@ def pause(link: Link, rank: int, world: World, count: int) -> Story:
 
 
 def begin_late(link: Link, rank: int, world: World, count: int, root: int) -> Story:
-    """As `pause`, without the call before, and then a broadcast: when it begins, there are no connections at all."""
+    """Like `pause`, without the call before, and then a broadcast: when it begins, there are no connections at all."""
     with told(rank) as story:
         comm = join(rank, world)
         link.mark("asleep")

@@ -59,7 +59,7 @@ _DROP_NEW = (
 
 _MTU = 1500
 _MOST_SEGMENTS = 65535
-"""What the network card may be given to cut at a time: the system's own."""
+"""The bytes that the network card may be given to cut at a time: the system's own."""
 
 Direction = Literal["both", "to", "from"]
 

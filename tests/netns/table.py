@@ -142,7 +142,7 @@ def fail(job: Running) -> None:
 
 
 def interrupt(job: Running) -> None:
-    """As a terminal does: all processes of its foreground."""
+    """Interrupts all processes of its foreground, as a terminal does."""
     for _ in range(job.launcher.interrupts):
         job.started[0].interrupt()
         time.sleep(0.2)  # srun wants them apart
@@ -184,7 +184,7 @@ NOTES = {
     ("mpich", "cut_off"): "mpiexec waits for its proxy; ssh and sshd end sooner by `ServerAliveInterval` and "
     "`ClientAliveInterval` in their configurations",
 }
-"""Where a launcher itself leaves something behind or hides a failure, and why."""
+"""Cells in which a launcher itself leaves something behind or hides a failure, with the reasons."""
 
 
 @dataclass
@@ -212,7 +212,7 @@ class Cell:
 
     @property
     def programs(self) -> str:
-        """What is left, each program of a host once."""
+        """The programs that are left, each of a host once."""
         return ", ".join(sorted(set(self.left)))
 
 
@@ -235,7 +235,7 @@ def happen(launcher: Launcher, event: Event) -> Cell:
 
 
 def wrong(launcher: Launcher, event: Event | None, cell: Cell) -> str:
-    """What is not as it must be; '' if nothing."""
+    """The part of the outcome that is not as it must be; '' if all is."""
     faults = []
     noted = event is not None and (launcher.name, event.name) in NOTES
     if cell.left and not noted:

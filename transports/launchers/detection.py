@@ -1,4 +1,4 @@
-"""Which launcher started this process."""
+"""The launcher that started this process."""
 
 from __future__ import annotations
 

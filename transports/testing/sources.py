@@ -118,7 +118,7 @@ def a_receive_from_any_source_takes_the_first_match(bench: Bench, receiver: _Rec
 
 @_check
 def the_receive_that_was_posted_first_takes_the_frame(bench: Bench, receiver: _Receiver) -> None:
-    """Of several receives that match a frame the one posted first takes it, from any source or not."""
+    """The receive that was posted first takes a frame that several match, from any source or not."""
     one, two = bytearray(8), bytearray(8)
     left, tag = bench.left, _TAGS[0]
     first = bench.irecv(left, tag, one, 0)
