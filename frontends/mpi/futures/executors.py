@@ -114,12 +114,12 @@ class MPIPoolExecutor(Executor):
                         master.ending.join()
                     if master.executor is not None:
                         raise RuntimeError("the workers serve another executor: shut that down first")
-                    if comm.size > 1:
-                        master.executor, master.program = self, sys.modules["__main__"]
                 if comm is None or comm.size < 2:
                     self._pool = ThreadPool(self._most, self._initializer, self._initargs)
                 else:
                     self._pool = RankPool(comm, self._most, self._initializer, self._initargs)
+                    if comm is master.comm:
+                        master.executor, master.program = self, sys.modules["__main__"]
             return self._pool
 
     @property

@@ -52,6 +52,10 @@ if __name__ == "__main__":
         print("of the script", type(pool.submit(point, 3).result()) is Point)
         print("cannot be loaded", type(pool.submit(break_it).exception()).__name__)
         pool.shutdown(wait=False)
+    try:
+        MPIPoolExecutor(initializer=lambda: None).submit(square, 1)
+    except Exception:
+        print("no pickle of the initializer")
     with MPIPoolExecutor(max_workers=1) as pool:
         print("again", pool.submit(square, 9).result())
 """
@@ -133,6 +137,7 @@ def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
         "raised no 3",
         "of the script True",
         "cannot be loaded TypeError",
+        "no pickle of the initializer",
         "again 81",
     ]
 
