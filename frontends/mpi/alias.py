@@ -29,6 +29,13 @@ class _Alias(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: it was executed under its own name."""
 
+    def get_code(self, fullname: str) -> Any:
+        """The code of the module, for `python -m`."""
+        found = importlib.util.find_spec(self._target)
+        assert found is not None
+        loader: Any = found.loader
+        return loader.get_code(self._target)
+
 
 class _Finder(MetaPathFinder):
     """Finds mpi4py and its modules in this room."""

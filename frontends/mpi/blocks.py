@@ -49,9 +49,11 @@ class Block:
         return packed
 
     def write(self, data: Bytes) -> None:
-        """Put data, which may be fewer than the block takes, in their places."""
+        """Put data, which may be fewer than the block takes, in their places. Raises ValueError for more."""
         if not len(data):
             return
+        if len(data) > self.nbytes:
+            raise ValueError(f"message: {len(data)} bytes for {self._elements()}, which have {self.nbytes}")
         if self.datatype.layout.whole:
             self._piece()[: len(data)] = data
             return
@@ -96,10 +98,10 @@ class Block:
         return units, places + at if at else places
 
     def _outside(self, first: int, end: int) -> ValueError:
-        name = self.datatype.Get_name() or "a derived datatype"
-        return ValueError(
-            f"message: {self.count} elements of {name} are bytes {first} to {end} of a buffer of {len(self.memory)}"
-        )
+        return ValueError(f"message: {self._elements()} are bytes {first} to {end} of a buffer of {len(self.memory)}")
+
+    def _elements(self) -> str:
+        return f"{self.count} elements of {self.datatype.Get_name() or 'a derived datatype'}"
 
 
 class Blocks:

@@ -14,6 +14,7 @@ from frontends.mpi.errors import error, failure, missing
 from frontends.mpi.groups import Group
 from frontends.mpi.handles import SURFACE
 from frontends.mpi.info import INFO_NULL, Info
+from frontends.mpi.ints import as_int, as_ints
 from frontends.mpi.matched import Message
 from frontends.mpi.objects import bcast
 from frontends.mpi.operations import Ended
@@ -21,7 +22,7 @@ from frontends.mpi.peers import FOR_CREATE_GROUP, Peers
 from frontends.mpi.recovery import shrink
 from frontends.mpi.requests import Request
 from frontends.mpi.status import Status
-from frontends.mpi.topologies import DistributedGraph, Graph, Grid, check_neighbors
+from frontends.mpi.topologies import DistributedGraph, Graph, Grid, neighbors
 
 
 class Comm(Collectives):
@@ -92,7 +93,7 @@ class Intracomm(PrefixCollectives, Comm):
         numbers = [peers.ranks.index(rank) for rank in group.ranks]
         if peers.rank not in numbers:
             return Intracomm()
-        return Intracomm.of(peers.among(numbers, FOR_CREATE_GROUP | tag))
+        return Intracomm.of(peers.among(numbers, FOR_CREATE_GROUP | as_int(tag, "tag")))
 
     @classmethod
     def Create_from_group(
@@ -130,7 +131,7 @@ class Intracomm(PrefixCollectives, Comm):
         return kind.of(made)
 
     def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
-        lengths = [int(n) for n in dims]
+        lengths = as_ints(dims, "dims")
         if periods is None or isinstance(periods, bool):
             periods = [bool(periods)] * len(lengths)
         if len(periods) != len(lengths):
@@ -141,10 +142,10 @@ class Intracomm(PrefixCollectives, Comm):
         return self._with_topology("Cartcomm", grid.size, grid.moved_to)
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
-        ends = [int(n) for n in index]
+        ends = as_ints(index, "index")
         if ends and ends[0] == 0 and len(ends) > 1:
             ends = ends[1:]
-        graph = Graph(ends, [int(n) for n in edges], 0)
+        graph = Graph(ends, as_ints(edges, "edges"), 0)
         return self._with_topology("Graphcomm", len(ends), graph.moved_to)
 
     def Create_dist_graph_adjacent(
@@ -156,12 +157,13 @@ class Intracomm(PrefixCollectives, Comm):
         info: Info = INFO_NULL,
         reorder: bool = False,
     ) -> Any:
-        lists = [[int(rank) for rank in given or ()] for given in (sources, destinations)]
+        lists = [
+            neighbors(name, () if given is None else given, self.peers.size)
+            for name, given in (("sources", sources), ("destinations", destinations))
+        ]
         weights = [
             _weights(given, len(edges)) for given, edges in zip((sourceweights, destweights), lists, strict=True)
         ]
-        for name, ranks in zip(("sources", "destinations"), lists, strict=True):
-            check_neighbors(name, ranks, self.peers.size)
         made = self.peers.twin()
         pair = None if weights[0] is None or weights[1] is None else (weights[0], weights[1])
         made.topology = DistributedGraph(lists[0], lists[1], pair)
@@ -177,11 +179,13 @@ class Intracomm(PrefixCollectives, Comm):
         reorder: bool = False,
     ) -> Any:
         numbers = [degrees] * len(sources) if isinstance(degrees, int) else list(degrees)
-        starts = [source for source, number in zip(sources, numbers, strict=True) for _ in range(number)]
-        given = _weights(weights, len(destinations))
-        for name, ranks in (("sources", sources), ("destinations", destinations)):
-            check_neighbors(name, ranks, self.peers.size)
-        mine = list(zip(starts, destinations, given or [0] * len(starts), strict=True))
+        firsts, ends = (
+            neighbors(name, ranks, self.peers.size)
+            for name, ranks in (("sources", sources), ("destinations", destinations))
+        )
+        starts = [source for source, number in zip(firsts, numbers, strict=True) for _ in range(number)]
+        given = _weights(weights, len(ends))
+        mine = list(zip(starts, ends, given or [0] * len(starts), strict=True))
         everything = self.allgather((mine, given is not None))
         edges = [edge for part, _ in everything for edge in part]
         rank = self.peers.rank
@@ -222,7 +226,7 @@ def _weights(given: Any, count: int) -> list[int] | None:
         if given is WEIGHTS_EMPTY and count:
             raise ValueError(f"WEIGHTS_EMPTY for {count} edges")
         return [] if given is WEIGHTS_EMPTY else None
-    found = [int(weight) for weight in given]
+    found = as_ints(given, "weights")
     if len(found) != count:
         raise ValueError(f"{len(found)} weights for {count} edges")
     return found

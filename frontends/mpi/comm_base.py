@@ -30,6 +30,7 @@ from frontends.mpi.errors import error, last_used_code, missing
 from frontends.mpi.groups import Group, GroupBody
 from frontends.mpi.handles import Body
 from frontends.mpi.info import INFO_NULL, Info, InfoBody
+from frontends.mpi.ints import as_int
 from frontends.mpi.memory import BUFFER_AUTOMATIC, as_memory
 from frontends.mpi.operations import Ended
 from frontends.mpi.peers import Peers
@@ -288,6 +289,7 @@ class CommBase(Attributed, Handling):
 
     def _split(self, color: int, key: int) -> list[int] | None:
         """The numbers of the ranks of this communicator with the same color, ordered; None for no color. Collective."""
+        color, key = as_int(color, "color"), as_int(key, "key")
         if color != UNDEFINED and color < 0:
             raise error("ERR_ARG", f"color={color}: must be 0 or more, or UNDEFINED")
         peers = self.peers

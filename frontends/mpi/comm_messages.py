@@ -15,6 +15,7 @@ from frontends.mpi.comm_base import CommBase
 from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, PROC_NULL, TAG_LIMIT
 from frontends.mpi.errors import error, failure, missing
 from frontends.mpi.info import INFO_NULL, Info
+from frontends.mpi.ints import as_int
 from frontends.mpi.memory import Bytes, as_memory
 from frontends.mpi.objects import check_authenticated
 from frontends.mpi.operations import Ended, Envelope, Operation, Receiving, Sending, Several, completed, tags_of
@@ -49,6 +50,7 @@ class Messages(CommBase):
         """The ranks, if a message from or to one of them can have the tag. Raises Exception."""
         peers = self.peers
         peers.check()
+        rank, tag = as_int(rank, "rank"), as_int(tag, "tag")
         if not (0 <= tag <= TAG_LIMIT or (receive and tag == ANY_TAG)):
             raise error("ERR_TAG", f"tag={tag}: must be 0 to {TAG_LIMIT}{', or ANY_TAG' if receive else ''}")
         if not (0 <= rank < peers.peer_count or rank == PROC_NULL or (receive and rank == ANY_SOURCE)):
@@ -58,7 +60,7 @@ class Messages(CommBase):
 
     def _send(self, data: Callable[[], Bytes], dest: int, tag: int, mode: int) -> Operation:
         """Begin to send. The data of a buffered message are copied, and nobody waits for it."""
-        peers = self._check(dest, tag, receive=False)
+        peers, tag = self._check(dest, tag, receive=False), int(tag)
         if dest == PROC_NULL:
             return Ended(_NO_RANK)
         if mode != _BUFFERED:

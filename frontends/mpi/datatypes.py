@@ -22,6 +22,7 @@ from frontends.mpi.constants import (
 )
 from frontends.mpi.errors import error
 from frontends.mpi.handles import SURFACE
+from frontends.mpi.ints import as_int, as_ints
 from frontends.mpi.layout import Layout
 from frontends.mpi.memory import as_memory
 
@@ -164,16 +165,17 @@ class Datatype(Attributed):
         return self._derived(layout, "CONTIGUOUS", count=int(count))
 
     def Create_vector(self, count: int, blocklength: int, stride: int) -> Datatype:
-        part = self.layout
+        part, stride = self.layout, as_int(stride, "stride")
         layout = layouts.strided(part, _count(count), _count(blocklength, "blocklength"), stride * part.extent)
-        return self._derived(layout, "VECTOR", count=int(count), blocklength=int(blocklength), stride=int(stride))
+        return self._derived(layout, "VECTOR", count=int(count), blocklength=int(blocklength), stride=stride)
 
     def Create_hvector(self, count: int, blocklength: int, stride: int) -> Datatype:
+        stride = as_int(stride, "stride")
         layout = layouts.strided(self.layout, _count(count), _count(blocklength, "blocklength"), stride)
-        return self._derived(layout, "HVECTOR", count=int(count), blocklength=int(blocklength), stride=int(stride))
+        return self._derived(layout, "HVECTOR", count=int(count), blocklength=int(blocklength), stride=stride)
 
     def _indexed(self, blocklengths: Any, displacements: Any, unit: int) -> tuple[Layout, list[int], list[int]]:
-        places = [int(at) for at in displacements]
+        places = as_ints(displacements, "displacements")
         lengths = [_count(n, "blocklengths") for n in blocklengths]
         if len(lengths) != len(places):
             raise ValueError(f"{len(lengths)} blocklengths and {len(places)} displacements: must be equally many")
@@ -201,7 +203,7 @@ class Datatype(Attributed):
         cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence[Datatype]
     ) -> Datatype:
         lengths = [_count(n, "blocklengths") for n in blocklengths]
-        places = [int(at) for at in displacements]
+        places = as_ints(displacements, "displacements")
         if not len(lengths) == len(places) == len(datatypes):
             raise ValueError(
                 f"{len(lengths)} blocklengths, {len(places)} displacements and {len(datatypes)} datatypes: "
@@ -214,7 +216,7 @@ class Datatype(Attributed):
     def Create_subarray(
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = ORDER_C
     ) -> Datatype:
-        lists = [[int(n) for n in given] for given in (sizes, subsizes, starts)]
+        lists = [as_ints(given, "sizes, subsizes, starts") for given in (sizes, subsizes, starts)]
         if not len(lists[0]) == len(lists[1]) == len(lists[2]):
             raise ValueError("sizes, subsizes, starts: must be equally many")
         for size, part, start in zip(*lists, strict=True):
@@ -235,7 +237,8 @@ class Datatype(Attributed):
         psizes: Sequence[int],
         order: int = ORDER_C,
     ) -> Datatype:
-        lists = [[int(n) for n in given] for given in (gsizes, distribs, dargs, psizes)]
+        lists = [as_ints(given, "gsizes, distribs, dargs, psizes") for given in (gsizes, distribs, dargs, psizes)]
+        size, rank = as_int(size, "size"), as_int(rank, "rank")
         if int(np.prod(lists[3])) != size or not 0 <= rank < size:
             raise error("ERR_ARG", f"size={size}, rank={rank}, psizes={lists[3]}: must be a grid of size ranks")
         place = np.unravel_index(rank, lists[3])
@@ -245,10 +248,11 @@ class Datatype(Attributed):
         ]
         layout = selected(self.layout, lists[0], chosen, order)
         params = dict(zip(("gsizes", "distribs", "dargs", "psizes"), lists, strict=True))
-        return self._derived(layout, "DARRAY", size=int(size), rank=int(rank), **params, order=order)
+        return self._derived(layout, "DARRAY", size=size, rank=rank, **params, order=order)
 
     def Create_resized(self, lb: int, extent: int) -> Datatype:
-        return self._derived(layouts.resized(self.layout, lb, extent), "RESIZED", lb=int(lb), extent=int(extent))
+        lb, extent = as_int(lb, "lb"), as_int(extent, "extent")
+        return self._derived(layouts.resized(self.layout, lb, extent), "RESIZED", lb=lb, extent=extent)
 
     Resized = Create_resized
 
@@ -444,9 +448,10 @@ def alignment(datatype: Datatype) -> int | None:
 
 
 def _count(n: int, name: str = "count") -> int:
-    if n < 0:
+    number = as_int(n, name)
+    if number < 0:
         raise error("ERR_ARG" if name != "count" else "ERR_COUNT", f"{name}={n}: must be 0 or more")
-    return int(n)
+    return number
 
 
 def _twin(kind: Datatype) -> Datatype:

@@ -66,11 +66,15 @@ class File(FileBase):
     def _transfer(self, way: str, buf: Any, offset: int | None, *, write: bool) -> Envelope:
         """Transfer a buffer: `at` an offset, at the rank's `own` pointer, at the `shared` one, or `ordered` by rank."""
         body = self._known()
+        block = message(buf, writable=not write)
+        elements, rest = divmod(block.nbytes, body.view.etype.size)
+        if rest:
+            raise error(
+                "ERR_IO", f"{block.nbytes} bytes: must be elements of {body.view.etype.size} bytes, as in the view"
+            )
         if way in ("shared", "ordered"):
-            block = message(buf, writable=not write)
-            elements = block.nbytes // body.view.etype.size
             offset = self._advance(elements) if way == "shared" else self._in_order(body, elements)
-        return at(body, buf, offset, write=write)
+        return at(body, block, offset, write=write)
 
     def _in_order(self, body: FileBody, elements: int) -> int:
         """The place of this rank's elements behind those of lower ranks. Collective."""

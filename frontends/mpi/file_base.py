@@ -40,7 +40,6 @@ from frontends.mpi.operations import Ended
 from frontends.mpi.peers import Peers
 from frontends.mpi.requests import Request
 from frontends.mpi.segments import Segment
-from frontends.mpi.specs import message
 from frontends.mpi.status import Status
 
 _ERRORS: Final = {
@@ -389,9 +388,8 @@ def _read(body: FileBody, target: Bytes, place: int) -> int:
     return done
 
 
-def at(body: FileBody, spec: Any, offset: int | None, *, write: bool) -> tuple[int, int, int, bool]:
-    """Transfer a buffer at an offset, or at the rank's pointer, which moves; the envelope for a status."""
-    block = message(spec, writable=not write)
+def at(body: FileBody, block: Block, offset: int | None, *, write: bool) -> tuple[int, int, int, bool]:
+    """Transfer a block at an offset, or at the rank's pointer, which moves; the envelope for a status."""
     done = _transfer(body, block, body.position if offset is None else offset, write=write)
     if offset is None:
         body.position += done // body.view.etype.size

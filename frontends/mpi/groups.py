@@ -8,6 +8,7 @@ from typing import Any, Final
 from frontends.mpi.constants import IDENT, PROC_NULL, SIMILAR, UNDEFINED, UNEQUAL
 from frontends.mpi.errors import error, missing
 from frontends.mpi.handles import Body, Handle
+from frontends.mpi.ints import as_int
 
 
 class GroupBody(Body):
@@ -60,9 +61,10 @@ class Group(Handle):
         ]
 
     def _number(self, rank: int) -> int:
-        if not 0 <= rank < len(self.ranks):
+        number = as_int(rank, "rank")
+        if not 0 <= number < len(self.ranks):
             raise error("ERR_RANK", f"{rank}: must be a rank of the group, 0 to {len(self.ranks) - 1}")
-        return rank
+        return number
 
     def Compare(self, group: Group) -> int:
         if self.ranks == group.ranks:

@@ -10,6 +10,7 @@ import numpy as np
 from frontends.mpi.blocks import Block, Blocks
 from frontends.mpi.constants import PATIENCE
 from frontends.mpi.errors import error
+from frontends.mpi.ints import as_int, as_ints
 from frontends.mpi.memory import is_in_place
 from frontends.mpi.ops import SUM, Op
 from frontends.mpi.peers import Peers
@@ -20,9 +21,10 @@ from frontends.mpi.specs import divided, message, various, vector
 
 def check_root(peers: Peers, root: int) -> int:
     """A root as an int. Raises Exception."""
-    if not 0 <= root < peers.size:
+    number = as_int(root, "root")
+    if not 0 <= number < peers.size:
         raise error("ERR_ROOT", f"root={root}: must be 0 to {peers.size - 1}")
-    return int(root)
+    return number
 
 
 def _check_equal(given: Block, result: Block, received: int) -> None:
@@ -256,7 +258,7 @@ def share_counts(
             even, rest = divmod(given.count, peers.size)
             return [even + (rank < rest) for rank in range(peers.size)]
         return [int(n) for n in peers.collectives.allgather(np.array([result.count]))]
-    counts = [int(n) for n in recvcounts]
+    counts = as_ints(recvcounts, "recvcounts")
     if len(counts) != peers.size or min(counts) < 0:
         raise ValueError(f"recvcounts={counts}: must be {peers.size} ints of at least 0, one for each rank")
     if sum(counts) > given.count or (not in_place and sum(counts) != given.count):

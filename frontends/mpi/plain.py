@@ -102,10 +102,14 @@ def _as_it_is(data: Any) -> Any:
 
 def _goes_at_once(peers: Peers, dest: int, tag: int) -> bool:
     """True for a rank and a tag that are good, and if there are no threads whose send must not wait."""
+    if type(dest) is not int or type(tag) is not int:
+        return False
     return 0 <= dest < peers.peer_count and 0 <= tag <= TAG_LIMIT and not peers.process.is_local and not peers.revoked
 
 
 def _can_come(peers: Peers, source: int, tag: int) -> bool:
     """True for a source and a tag of which a message can come."""
+    if type(source) is not int or type(tag) is not int:
+        return False
     good = 0 <= source < peers.peer_count or source == ANY_SOURCE
     return good and (0 <= tag <= TAG_LIMIT or tag == ANY_TAG) and not peers.revoked

@@ -56,3 +56,7 @@ def _set(text: str) -> None:
         name, _, value = pair.partition("=")
         known: dict[str, object] = {"true": True, "false": False, "none": None}
         rc(**{name.strip(): known.get(value.strip().lower(), value.strip())})
+
+
+if __name__ == "__main__":
+    main()

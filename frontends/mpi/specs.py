@@ -9,7 +9,6 @@ datatypes too, and displacements in bytes.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from frontends.mpi.blocks import Block, Blocks
 from frontends.mpi.constants import PROC_NULL
 from frontends.mpi.datatypes import BY_CODE, BYTE, Datatype
+from frontends.mpi.ints import as_int, as_ints
 from frontends.mpi.memory import BOTTOM, IN_PLACE, Bytes, as_memory, at_address
 
 
@@ -44,8 +44,8 @@ def message(spec: Any, *, writable: bool, parts: int = 1, rank: int = 0) -> Bloc
     data = memory.data
     _check_writable(data, writable)
     datatype = _datatype(kind, memory.code, memory.native)
-    count = None if count is None else _index(count, "count")
-    displacement = 0 if displacement is None else _index(displacement, "displacement")
+    count = None if count is None else as_int(count, "count")
+    displacement = 0 if displacement is None else as_int(displacement, "displacement")
     if (count or 0) < 0 or displacement < 0:
         raise ValueError(f"message: count {count}, displacement {displacement}: must be 0 or more")
     if (displacement or (count is None and len(data))) and (not datatype or datatype.extent <= 0):
@@ -199,21 +199,14 @@ def _check_parts(count: int, parts: int) -> None:
         raise ValueError(f"message: {count} elements cannot be divided between {parts} ranks")
 
 
-def _index(value: Any, name: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"message: {name} {value!r}; must be an int") from None
-
-
 def _list(values: Any, parts: int, name: str) -> list[int]:
     """One number for each rank. A single number stands for all counts, and for the distance of displacements."""
     if isinstance(values, (int, np.integer)) or (isinstance(values, np.ndarray) and values.ndim == 0):
-        number = _index(values, name)
+        number = as_int(values, name)
         return [number * rank for rank in range(parts)] if name == "displacements" else [number] * parts
     if isinstance(values, memoryview | bytes | bytearray) or not isinstance(values, (Sequence, np.ndarray)):
         values = list(values)
-    numbers = [_index(value, name) for value in (values.tolist() if isinstance(values, np.ndarray) else values)]
+    numbers = as_ints(values.tolist() if isinstance(values, np.ndarray) else values, name)
     if len(numbers) != parts:
         raise ValueError(f"message: {len(numbers)} {name}; must be {parts}, one for each rank")
     return numbers

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from frontends.mpi.constants import CART, DIST_GRAPH, GRAPH, PROC_NULL
 from frontends.mpi.errors import error
+from frontends.mpi.ints import as_int, as_ints
 
 
 class Grid:
@@ -22,7 +23,7 @@ class Grid:
     kind: Final = CART
 
     def __init__(self, dims: Sequence[int], periods: Sequence[bool], rank: int) -> None:
-        self.dims = [int(n) for n in dims]
+        self.dims = as_ints(dims, "dims")
         self.periods = [bool(periodic) for periodic in periods]
         self.size = math.prod(self.dims)
         self.rank = rank
@@ -37,7 +38,7 @@ class Grid:
         """The rank at a place. Raises ValueError for another number of coordinates, Exception outside of the grid."""
         if len(coords) != len(self.dims):
             raise ValueError(f"coords={list(coords)}: must be {len(self.dims)} ints")
-        rank = self._at(coords)
+        rank = self._at(as_ints(coords, "coords"))
         if rank == PROC_NULL:
             raise error("ERR_ARG", f"coords={list(coords)}: outside of the grid {self.dims}, periods {self.periods}")
         return rank
@@ -53,6 +54,7 @@ class Grid:
 
     def shift(self, direction: int, disp: int) -> tuple[int, int]:
         """The ranks that a shift receives from and sends to."""
+        direction, disp = as_int(direction, "direction"), as_int(disp, "disp")
         if not 0 <= direction < len(self.dims):
             raise error("ERR_DIMS", f"direction={direction}: must be 0 to {len(self.dims) - 1}")
         found = []
@@ -90,9 +92,8 @@ class Graph:
         """Raises Exception for an index or edges that are no graph."""
         if list(index) != sorted(index) or (index and not 0 <= index[0] <= index[-1] <= len(edges)):
             raise error("ERR_ARG", f"index={list(index)}: must not decrease, and be 0 to {len(edges)}")
-        check_neighbors("edges", edges, len(index))
         self.index = list(index)
-        self.edges = list(edges)
+        self.edges = neighbors("edges", edges, len(index))
         self.rank = rank
 
     def neighbors(self, rank: int) -> list[int]:
@@ -135,34 +136,32 @@ class DistributedGraph:
         return 0
 
 
-def check_neighbors(name: str, ranks: Sequence[int], size: int) -> None:
-    """Raise Exception for neighbours that are no ranks."""
-    for rank in ranks:
-        if not 0 <= rank < size:
-            raise error("ERR_ARG", f"{name}={list(ranks)}: must be ranks, 0 to {size - 1}")
+def neighbors(name: str, ranks: Iterable[int], size: int) -> list[int]:
+    """Neighbours as a list. Raises Exception for some that are no ranks."""
+    found = as_ints(ranks, name)
+    if not all(0 <= rank < size for rank in found):
+        raise error("ERR_ARG", f"{name}={found}: must be ranks, 0 to {size - 1}")
+    return found
 
 
 def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
     """The lengths of a grid's dimensions for so many ranks, as equal as possible. Lengths other than 0 are kept."""
-    lengths = [0] * dims if isinstance(dims, int) else [int(n) for n in dims]
+    nnodes, lengths = as_int(nnodes, "nnodes"), [0] * dims if isinstance(dims, int) else as_ints(dims, "dims")
     if nnodes < 1 or any(n < 0 for n in lengths):
         raise error("ERR_DIMS", f"nnodes={nnodes}, dims={lengths}: must be 1 or more, and 0 or more")
     rest, odd = divmod(nnodes, math.prod(n for n in lengths if n))
     free = lengths.count(0)
     if odd or (not free and rest != 1):
         raise error("ERR_DIMS", f"nnodes={nnodes}: cannot be divided by the lengths {lengths}")
-    found = [1] * free
-    for factor in sorted(_factors(rest), reverse=True):
-        found[found.index(min(found))] *= factor
-    ordered = iter(sorted(found, reverse=True))
-    return [n or next(ordered) for n in lengths]
+    found = iter(min(_products(rest, free, rest), key=lambda factors: factors[0] - factors[-1]) if free else ())
+    return [n or next(found) for n in lengths]
 
 
-def _factors(number: int) -> list[int]:
-    found, divisor = [], 2
-    while divisor * divisor <= number:
-        while number % divisor == 0:
-            found.append(divisor)
-            number //= divisor
-        divisor += 1
-    return [*found, number] if number > 1 else found
+def _products(number: int, count: int, most: int) -> Iterator[list[int]]:
+    """All ways to write a number as a product of so many factors up to `most`, the largest factor first."""
+    if count == 1 and number <= most:
+        yield [number]
+    elif count > 1:
+        for first in range(math.ceil(number ** (1 / count) - 1e-9), min(number, most) + 1):
+            if number % first == 0:
+                yield from ([first, *rest] for rest in _products(number // first, count - 1, first))

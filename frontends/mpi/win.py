@@ -6,7 +6,6 @@ part is access to memory. Ranks of several hosts have no window.
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from frontends.mpi.errors import error, failure, missing
 from frontends.mpi.groups import Group
 from frontends.mpi.handles import SURFACE
 from frontends.mpi.info import INFO_NULL, Info, InfoBody
+from frontends.mpi.ints import as_int
 from frontends.mpi.memory import BOTTOM, as_memory, buffer
 from frontends.mpi.objects import receive, send
 from frontends.mpi.operations import Ended, Receiving, completed
@@ -85,10 +85,9 @@ class Win(Attributed, Handling):
 
     @classmethod
     def _made(cls, comm: Intracomm, size: int, disp_unit: int, info: Info, flavor: int) -> Win:
+        size, disp_unit = as_int(size, "size"), as_int(disp_unit, "disp_unit")
         peers = comm.peers.twin()
-        everyone = comm.allgather(
-            (peers.process.world.members[peers.ranks[peers.rank]].host, int(size), int(disp_unit))
-        )
+        everyone = comm.allgather((peers.process.world.members[peers.ranks[peers.rank]].host, size, disp_unit))
         if len({host for host, _, _ in everyone}) > 1:
             raise missing("windows of ranks on several hosts", _ACROSS)
         if any(nbytes < 0 for _, nbytes, _ in everyone):
@@ -117,9 +116,10 @@ class Win(Attributed, Handling):
 
     @classmethod
     def Create(cls, memory: Any, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF) -> Win:
+        mine = as_memory(None if memory is BOTTOM else memory).data, as_int(disp_unit, "disp_unit")
         peers = comm.peers.twin()
         parts: list[tuple[Any, int] | None] = [None] * peers.size
-        parts[peers.rank] = as_memory(None if memory is BOTTOM else memory).data, int(disp_unit)
+        parts[peers.rank] = mine
         locks = _segment(comm, 2 * peers.size)
         return cls._with(WinBody(peers, parts, None, locks, constants.WIN_FLAVOR_CREATE), info)
 
@@ -234,11 +234,11 @@ class Win(Attributed, Handling):
         if isinstance(target, (list, tuple)):
             if len(target) > 3:
                 raise ValueError(f"target: {len(target)} items; must be displacement, count and datatype at most")
-            disp = operator.index(target[0]) if target else 0
-            count = operator.index(target[1]) if len(target) > 1 else count
+            disp = as_int(target[0], "disp") if target else 0
+            count = as_int(target[1], "count") if len(target) > 1 else count
             kind = target[2] if len(target) > 2 else kind
         elif isinstance(target, (int, np.integer)):
-            disp = operator.index(target)
+            disp = int(target)
         elif target is not None:
             raise ValueError(f"target: {target!r}; must be a displacement, or a list with count and datatype too")
         datatype = BY_CODE[kind] if isinstance(kind, str) else kind
@@ -262,6 +262,8 @@ class Win(Attributed, Handling):
         """Combine the data of a block with those at a place, atomically, and fetch what was there."""
         body = self._known()
         ronde_op, dtype = op._known().on_arrays(place.datatype, moves=True)
+        if ronde_op != "no_op" and block.nbytes != place.nbytes:
+            raise ValueError(f"target: {place.nbytes} bytes; must be the {block.nbytes} of the origin")
         rank = next(n for n, part in enumerate(body.parts) if part is not None and part[0] is place.memory)
         with body.locks.locked(body.peers.size + rank, body.check):
             before = place.array(dtype).copy()

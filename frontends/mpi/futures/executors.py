@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import islice
 from time import monotonic
+from types import ModuleType
 from typing import Any, Final
 
 import collectives
 from frontends.mpi import MPI
 from frontends.mpi.errors import missing
-from frontends.mpi.futures.workers import Pool, RankPool, Task, serve
+from frontends.mpi.futures.workers import Pool, RankPool, Task, called, initialized, serve
 
 
 class ThreadPool:
@@ -25,29 +26,27 @@ class ThreadPool:
     def __init__(self, most: int | None, initializer: Any, initargs: Iterable[Any]) -> None:
         world = collectives.world()
         self.size = 1 if most is None else most
+        self._worker = threading.local()
 
         def begin() -> None:
             collectives.world_scope(world).__enter__()
-            if initializer is not None:
-                initializer(*initargs)
+            self._worker.broken = initialized(initializer, initargs)
 
         self._threads = ThreadPoolExecutor(self.size, "ronde.mpi futures", begin)
 
     def put(self, task: Task) -> None:
-        self._threads.submit(_run, task)
+        self._threads.submit(self._run, task)
+
+    def _run(self, task: Task) -> None:
+        if not task.future.set_running_or_notify_cancel():
+            return
+        try:
+            task.future.set_result(called(task.call, self._worker.broken))
+        except BaseException as error:  # noqa: BLE001 - it is raised by the future
+            task.future.set_exception(error)
 
     def close(self) -> None:
         self._threads.shutdown()
-
-
-def _run(task: Task) -> None:
-    if not task.future.set_running_or_notify_cancel():
-        return
-    function, arguments, options = task.call
-    try:
-        task.future.set_result(function(*arguments, **options))
-    except BaseException as error:  # noqa: BLE001 - it is raised by the future
-        task.future.set_exception(error)
 
 
 class _Master:
@@ -55,9 +54,18 @@ class _Master:
 
     comm: MPI.Intracomm | None = None
     workers: MPI.Intracomm | None = None
-    busy = False
+    executor: MPIPoolExecutor | None = None
+    """The one that the other ranks serve."""
     ending: threading.Thread | None = None
     """Ends the executor that was shut down without waiting."""
+    program: ModuleType | None = None
+    """The script, whose tasks may go on when it has ended."""
+
+    def end(self) -> None:
+        """Wait for the tasks of executors that the script has not waited for."""
+        executor = self.executor
+        if executor is not None:
+            executor.shutdown()
 
 
 master: Final = _Master()
@@ -88,7 +96,7 @@ class MPIPoolExecutor(Executor):
         self._pool: Pool | None = None
         self._comm: MPI.Intracomm | None = options.pop("_comm", None)
         self._closed = False
-        self._futures: deque[Future[Any]] = deque()
+        self._futures: set[Future[Any]] = set()
         self._ending: threading.Thread | None = None
 
     def _started(self) -> Pool:
@@ -104,13 +112,14 @@ class MPIPoolExecutor(Executor):
                 if comm is not None and comm is master.comm:
                     if master.ending is not None:
                         master.ending.join()
-                    if master.busy:
+                    if master.executor is not None:
                         raise RuntimeError("the workers serve another executor: shut that down first")
-                    master.busy = comm.size > 1
                 if comm is None or comm.size < 2:
                     self._pool = ThreadPool(self._most, self._initializer, self._initargs)
                 else:
                     self._pool = RankPool(comm, self._most, self._initializer, self._initargs)
+                    if comm is master.comm:
+                        master.executor, master.program = self, sys.modules["__main__"]
             return self._pool
 
     @property
@@ -131,7 +140,8 @@ class MPIPoolExecutor(Executor):
         if self._closed:
             raise RuntimeError("the executor was shut down")
         future: Future[Any] = Future()
-        self._futures.append(future)
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
         self._started().put(Task(future, (fn, args, kwargs)))
         return future
 
@@ -165,7 +175,7 @@ class MPIPoolExecutor(Executor):
         with self._lock:
             pool, self._pool, was_closed, self._closed = self._pool, None, self._closed, True
         if cancel_futures:
-            for future in self._futures:
+            for future in list(self._futures):
                 future.cancel()
         if pool is None or was_closed:
             if wait and self._ending is not None:
@@ -181,7 +191,7 @@ class MPIPoolExecutor(Executor):
     def _end(self, pool: Pool) -> None:
         pool.close()
         if self._comm is None:
-            master.busy = False
+            master.executor = None
 
 
 def chunks(iterable: Iterable[Any], chunksize: int) -> Iterator[list[Any]]:

@@ -29,9 +29,15 @@ def main(words: Sequence[str] | None = None) -> None:
     comm = MPI.COMM_WORLD.Dup()
     if comm.rank == 0:
         master.comm = comm
-        run_program(arguments, "__main__")
-        for rank in range(1, comm.size):
-            comm.send(None, rank, TASK)
+        after = ModuleType("__main__")  # the main module once the script has ended, in which its last tasks find names
+        after.__dict__["__getattr__"] = lambda name: getattr(master.program, name)
+        sys.modules["__main__"] = after
+        try:
+            run_program(arguments, "__main__")
+        except SystemExit:
+            _end(comm)
+            raise
+        _end(comm)
         return
     master.workers = comm.Create_group(comm.group.Excl([0]))
     program = ModuleType("__main__")
@@ -40,3 +46,10 @@ def main(words: Sequence[str] | None = None) -> None:
     sys.modules["__main__"] = program  # tasks name the functions of the script so
     while serve(comm, 0):
         pass
+
+
+def _end(comm: MPI.Intracomm) -> None:
+    """End the workers, once they have done what the script has left to them."""
+    master.end()
+    for rank in range(1, comm.size):
+        comm.send(None, rank, TASK)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, Future
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -21,11 +21,15 @@ TASK, ANSWER = 1, 2
 """The tags of the messages to workers, and from them."""
 
 
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A function, its arguments, and those by keyword."""
+
+
 class Task(NamedTuple):
     """A call that a worker is to make; its future in the master."""
 
     future: Future[Any]
-    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+    call: Call
 
 
 class Pool(Protocol):
@@ -150,28 +154,39 @@ def serve(comm: MPI.Intracomm, master: int) -> bool:
     first = comm.recv(source=master, tag=TASK)
     if first is None:
         return False
-    initializer, initargs = first
-    broken: BaseException | None = None
-    if initializer is not None:
-        try:
-            initializer(*initargs)
-        except BaseException as error:  # noqa: BLE001 - it is told to the master with each task
-            traceback.print_exception(error)
-            broken = error
+    broken = initialized(*first)
     while (call := comm.recv(source=master, tag=TASK)) is not None:
         comm.send(_answer(call, broken), master, ANSWER)
     comm.send(None, master, ANSWER)
     return True
 
 
+def initialized(initializer: Callable[..., object] | None, initargs: Iterable[Any]) -> BaseException | None:
+    """Prepare a worker by the program's function; the error that it has raised, which is shown, None without one."""
+    if initializer is not None:
+        try:
+            initializer(*initargs)
+        except BaseException as error:  # noqa: BLE001 - each task raises it
+            traceback.print_exception(error)
+            return error
+    return None
+
+
+def called(call: Call, broken: BaseException | None) -> Any:
+    """The result of a call. Raises BrokenExecutor on a worker whose initializer has failed."""
+    if broken is not None:
+        raise BrokenExecutor(f"the initializer of the worker raised {broken!r}")
+    function, arguments, options = call
+    return function(*arguments, **options)
+
+
 def _answer(call: bytes, broken: BaseException | None) -> tuple[bool, bytes]:
     """The pickle of the result or of the error of a call."""
     function: Any = "a task"
     try:
-        function, arguments, options = MPI.pickle.loads(call)
-        if broken is not None:
-            raise RuntimeError(f"the initializer of the worker raised {broken!r}")
-        fine, value = True, function(*arguments, **options)
+        loaded: Call = MPI.pickle.loads(call)
+        function = loaded[0]
+        fine, value = True, called(loaded, broken)
     except BaseException as error:  # noqa: BLE001 - it is the master's
         error.add_note("".join(traceback.format_exception(error)))
         fine, value = False, error

@@ -11,7 +11,9 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Self
 
 from frontends.mpi.futures import MPIPoolExecutor
@@ -91,18 +93,44 @@ MapResult = AsyncResult
 class Results(Iterator[Any]):
     """The results of a map, one after the other. An error is raised in the place of the results of its chunk."""
 
-    def __init__(self, chunks: Iterator[Future[list[Any]]]) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: list[Future[list[Any]]]) -> None:
+        self._chunks = deque(chunks)
         self._ready: deque[Any] = deque()
 
     def __next__(self) -> Any:
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
-        """The next result. Raises TimeoutError if there is none within that many seconds."""
+        """The next result. Raises TimeoutError if there is none within that many seconds: it may come later."""
         while not self._ready:
-            self._ready.extend(next(self._chunks).result(timeout))
+            if not self._chunks:
+                raise StopIteration
+            self._ready.extend(self._ended(timeout).result())
         return self._ready.popleft()
+
+    def _ended(self, timeout: float | None) -> Future[list[Any]]:
+        """The next chunk, once its call has ended. Raises TimeoutError."""
+        with suppress(CancelledError):  # that is for its result
+            self._chunks[0].exception(timeout)
+        return self._chunks.popleft()
+
+
+class _AsTheyCome(Results):
+    """The same in the order in which the calls end."""
+
+    def __init__(self, chunks: list[Future[list[Any]]]) -> None:
+        super().__init__(chunks)
+        self._came: SimpleQueue[Future[list[Any]]] = SimpleQueue()
+        for chunk in chunks:
+            chunk.add_done_callback(self._came.put)
+
+    def _ended(self, timeout: float | None) -> Future[list[Any]]:
+        try:
+            found = self._came.get(timeout=timeout)
+        except Empty:
+            raise TimeoutError(f"there is no result after {timeout} s") from None
+        self._chunks.pop()  # the queue has the order: this is their number
+        return found
 
 
 class Pool:
@@ -199,11 +227,11 @@ class Pool:
 
     def istarmap(self, func: Function, iterable: Iterable[Any], chunksize: int = 1) -> Results:
         """`imap` with the arguments of each call as one item."""
-        return Results(iter(self._begin(func, iterable, chunksize)))
+        return Results(self._begin(func, iterable, chunksize))
 
     def istarmap_unordered(self, func: Function, iterable: Iterable[Any], chunksize: int = 1) -> Results:
         """`imap_unordered` with the arguments of each call as one item."""
-        return Results(as_completed(self._begin(func, iterable, chunksize)))
+        return _AsTheyCome(self._begin(func, iterable, chunksize))
 
     def _begin(self, func: Function, iterable: Iterable[Any], chunksize: int) -> list[Future[list[Any]]]:
         return [self._submit(call_all, func, chunk) for chunk in chunks(iterable, chunksize)]

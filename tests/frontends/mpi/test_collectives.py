@@ -297,6 +297,54 @@ def test_grids_and_graphs_refuse_what_is_outside_of_them(ranks: Run) -> None:
     assert ranks(2, body) == [(1, True)] * 2
 
 
+def test_a_float_is_refused_before_a_communicator_is_made(ranks: Run) -> None:
+    """`Split(rank / 2)` was made by the ranks whose color had no fraction, who waited for the others."""
+
+    def body(comm: Any) -> Any:
+        grid = comm.Create_cart([comm.size])
+        for call in (
+            lambda: comm.Split(comm.rank / 2),
+            lambda: comm.Split(0, comm.rank / 2),
+            lambda: comm.Create_cart([2.0]),
+            lambda: comm.Create_dist_graph_adjacent([0.5], []),
+            lambda: comm.Create_dist_graph([0.5], [1], [0]),
+            lambda: comm.Reduce_scatter(np.ones(2), np.ones(1), [1.0, 1.0]),
+            lambda: comm.bcast(None, 0.0),
+            lambda: grid.Get_cart_rank([0.5]),
+            lambda: grid.Shift(0, 0.5),
+        ):
+            with pytest.raises(TypeError, match="must be an int"):
+                call()
+        return comm.Split(comm.rank // 2).size
+
+    assert ranks(2, body) == [2, 2]
+
+
+def test_arrays_may_name_the_neighbours_of_a_graph(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        everyone = np.arange(comm.size)
+        graph = comm.Create_dist_graph_adjacent(everyone, everyone)
+        return graph.neighbor_allgather(comm.rank), graph.inedges
+
+    assert ranks(2, body) == [([0, 1], [0, 1])] * 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dims", "lengths"),
+    [
+        (72, 2, [9, 8]),
+        (180, 2, [15, 12]),
+        (24, 3, [4, 3, 2]),
+        (7, 2, [7, 1]),
+        (1, 3, [1, 1, 1]),
+        (72, [0, 2, 0], [6, 2, 6]),
+        (6, [3, 2], [3, 2]),
+    ],
+)
+def test_the_lengths_of_a_grid_are_as_equal_as_possible(nodes: int, dims: Any, lengths: list[int]) -> None:
+    assert mpi().Compute_dims(nodes, dims) == lengths
+
+
 def test_two_groups(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()

@@ -24,6 +24,24 @@ def read(array: np.ndarray[Any, Any], count: int, datatype: Any) -> np.ndarray[A
     return message([array, count, datatype], writable=False).read()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda kind: kind.Create_contiguous(2.5),
+        lambda kind: kind.Create_vector(2, 1, 1.5),
+        lambda kind: kind.Create_hvector(2, 1, 1.5),
+        lambda kind: kind.Create_indexed([1], [0.5]),
+        lambda kind: kind.Create_indexed([1.5], [0]),
+        lambda kind: kind.Create_struct([1], [0.5], [kind]),
+        lambda kind: kind.Create_subarray([4], [2.5], [0]),
+        lambda kind: kind.Create_resized(0, 4.5),
+    ],
+)
+def test_a_float_is_no_count_or_place(make: Any) -> None:
+    with pytest.raises(TypeError, match="must be an int"):
+        make(mpi().INT)
+
+
 def test_a_column_of_a_matrix() -> None:
     MPI = mpi()
     matrix = np.arange(12, dtype="i4").reshape(3, 4)

@@ -60,6 +60,29 @@ def test_one_sided_access_is_atomic_where_mpi_says_so(ranks: Run) -> None:
     assert sorted(found[0] + found[1]) == list(range(100))
 
 
+def test_data_that_do_not_fit_their_target_are_refused_and_nothing_changes(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        window = MPI.Win.Allocate(32, 8, comm=comm)
+        memory = np.frombuffer(window.tomemory(), "d")
+        memory[:] = 1
+        for call in (
+            lambda: window.Accumulate(np.ones(1), 0, (0, 3, MPI.DOUBLE)),
+            lambda: window.Accumulate(np.ones(3), 0, (0, 2, MPI.DOUBLE)),
+            lambda: window.Get_accumulate(np.ones(2), np.ones(1), 0),
+            lambda: window.Put(np.ones(3), 0, (0, 2, MPI.DOUBLE)),
+            lambda: window.Get(np.zeros(1), 0, (0, 2, MPI.DOUBLE)),
+        ):
+            with pytest.raises(ValueError, match="bytes"):
+                call()
+        found = memory.tolist()
+        del memory
+        window.Free()
+        return found
+
+    assert ranks(1, body) == [[1.0] * 4]
+
+
 @pytest.mark.parametrize("call", ["Fetch_and_op", "Accumulate", "Compare_and_swap", "Write_shared"])
 def test_what_is_atomic_among_ranks_is_so_among_threads_of_one(
     ranks: Run, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,6 +289,23 @@ def test_a_place_before_the_beginning_of_a_file_is_refused(ranks: Run, tmp_path:
         file.Close()
 
     ranks(1, body)
+
+
+@pytest.mark.parametrize("call", ["Write", "Write_shared", "Write_ordered", "Read_shared", "Read"])
+def test_parts_of_elements_of_a_view_are_refused(ranks: Run, tmp_path: Path, call: str) -> None:
+    """The pointer counts elements: the next write would have been at the same place."""
+
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        file = MPI.File.Open(comm, tmp_path / "data", MPI.MODE_CREATE | MPI.MODE_RDWR)
+        file.Set_view(0, MPI.INT)
+        with pytest.raises(MPI.Exception) as caught:
+            getattr(file, call)(bytearray(6))
+        found = caught.value.Get_error_class() == MPI.ERR_IO, file.Get_size(), file.Get_position_shared()
+        file.Close()
+        return found
+
+    assert ranks(2, body) == [(True, 0, 0)] * 2
 
 
 @pytest.mark.parametrize("transport", ["local", "shm"])

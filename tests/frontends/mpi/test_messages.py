@@ -185,6 +185,29 @@ def test_bad_arguments_have_their_error_class(ranks: Run, call: Any, name: str) 
     assert ranks(2, body) == [True, True]
 
 
+@pytest.mark.parametrize("transport", ["local", "shm"])
+def test_a_float_is_no_rank_or_tag_and_the_job_goes_on(ranks: Run, transport: str) -> None:
+    def body(comm: Any) -> Any:
+        numbers = np.ones(1)
+        for call in (
+            lambda: comm.Send(numbers, 1.0),
+            lambda: comm.Send(numbers, 1, 2.0),
+            lambda: comm.send(1, 1.0),
+            lambda: comm.isend(1, 1, 2.0),
+            lambda: comm.Recv(numbers, 0.0),
+            lambda: comm.recv(source=0, tag=2.0),
+            lambda: comm.Sendrecv(numbers, 1.0, 0, np.zeros(1), 0, 0),
+            lambda: comm.sendrecv(1, 1, 2.0, None, 0, 0),
+            lambda: comm.iprobe(0.0),
+        ):
+            with pytest.raises(TypeError, match="must be an int"):
+                call()
+        peer = np.int64(1 - comm.rank)
+        return comm.sendrecv(comm.rank, peer, np.int8(3), None, peer, np.int8(3))
+
+    assert ranks(2, body, transport) == [1, 0]
+
+
 def test_a_rank_that_gives_up_ends_the_waits_of_the_others(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()

@@ -52,8 +52,29 @@ if __name__ == "__main__":
         print("of the script", type(pool.submit(point, 3).result()) is Point)
         print("cannot be loaded", type(pool.submit(break_it).exception()).__name__)
         pool.shutdown(wait=False)
+    try:
+        MPIPoolExecutor(initializer=lambda: None).submit(square, 1)
+    except Exception:
+        print("no pickle of the initializer")
     with MPIPoolExecutor(max_workers=1) as pool:
         print("again", pool.submit(square, 9).result())
+"""
+LEFT = """
+import sys
+from mpi4py.futures import MPIPoolExecutor
+
+class Square:
+    def __init__(self, x):
+        self.side = x
+
+def tell(future):
+    print("told", future.result().side)
+
+if __name__ == "__main__":
+    pool = MPIPoolExecutor()
+    for x in range(4):
+        pool.submit(Square, x).add_done_callback(tell)
+    sys.exit(int(sys.argv[1]))
 """
 LOST = """
 from mpi4py import MPI
@@ -92,10 +113,10 @@ print("finalized", MPI.Is_finalized())
 """
 
 
-def run(tmp_path: Path, text: str, *words: str, code: int = 0) -> str:
+def run(tmp_path: Path, text: str, *words: str, code: int = 0, arguments: tuple[str, ...] = ()) -> str:
     script = tmp_path / "script.py"
     script.write_text(text)
-    command = [sys.executable, "-m", "ronde", "run", "--no-prefix", *words, str(script)]
+    command = [sys.executable, "-m", "ronde", "run", "--no-prefix", *words, str(script), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
@@ -116,8 +137,21 @@ def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
         "raised no 3",
         "of the script True",
         "cannot be loaded TypeError",
+        "no pickle of the initializer",
         "again 81",
     ]
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_tasks_that_a_script_has_left_are_done_after_its_end(tmp_path: Path, code: int) -> None:
+    words = "-np", "3", "--mpi4py", sys.executable, "-m", "mpi4py.futures"
+    told = run(tmp_path, LEFT, *words, code=code, arguments=(str(code),))
+    assert sorted(told.splitlines()) == [f"told {x}" for x in range(4)]
+
+
+def test_a_script_under_the_run_of_mpi4py(tmp_path: Path) -> None:
+    words = "-np", "2", "--mpi4py", sys.executable, "-m", "mpi4py.run"
+    assert run(tmp_path, HELLO, *words) == "total 3 True\n"
 
 
 def test_a_rank_that_raises_is_named_on_the_others(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from concurrent.futures import Future
+import weakref
+from concurrent.futures import BrokenExecutor, Future
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,52 @@ def test_a_call_that_was_terminated_has_no_result(ranks: Run) -> None:
             second.get()
 
     ranks(1, body)
+
+
+@pytest.mark.parametrize("form", ["imap", "imap_unordered"])
+def test_a_result_that_is_late_comes_after_the_timeout(ranks: Run, form: str) -> None:
+    def body(comm: Any) -> Any:
+        from frontends.mpi.util.pool import Pool
+
+        gate = threading.Event()
+        with Pool(1) as pool:
+            results = getattr(pool, form)(lambda x: (gate.wait(60), x)[1], [1, 2])
+            with pytest.raises(TimeoutError):
+                results.next(0)
+            gate.set()
+            found = list(results)
+        pool.join()
+        return found
+
+    assert ranks(1, body) == [[1, 2]]
+
+
+def test_an_initializer_that_fails_is_an_error_of_each_task(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        from frontends.mpi.futures import MPICommExecutor
+
+        with MPICommExecutor(comm, initializer=cube, initargs=(-1,)) as executor:
+            if executor is not None:
+                futures = [executor.submit(cube, x) for x in range(3)]
+                return [isinstance(future.exception(timeout=60), BrokenExecutor) for future in futures]
+        return None
+
+    for size in (1, 2):
+        assert ranks(size, body)[0] == [True] * 3
+
+
+def test_an_executor_keeps_no_results(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        from frontends.mpi.futures import MPIPoolExecutor
+
+        with MPIPoolExecutor(1) as executor:
+            future = executor.submit(np.zeros, 3)
+            result = weakref.ref(future.result(timeout=60))
+            executor.submit(cube, 1).result(timeout=60)  # the worker holds the one before until it takes another
+            del future
+            return result()
+
+    assert ranks(1, body) == [None]
 
 
 def test_options_without_effect_give_a_warning(ranks: Run) -> None:
