@@ -31,7 +31,7 @@ def broadcast_parameters(
         pairs = list(enumerate(params.values()))
         facts = in_order(str(value.name) for _, value in pairs)
     elif isinstance(params, Mapping):
-        pairs = sorted(params.items())
+        pairs = sorted(params.items(), key=lambda pair: str(pair[0]))
         facts = [Fact(str(key), str(key), "", DENSE) for key, _ in pairs]
     else:
         raise ValueError(f"params: must be a dict or a ParameterDict, not {type(params).__name__}")

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import broadcast_object, root_in
+from frontends.horovod import DENSE, Fact, agree, as_horovod, broadcast_object, communicator_of, root_in
 from frontends.torch import ops
 from frontends.torch.parameters import compare_order
 
@@ -20,17 +20,21 @@ def broadcast_parameters(
 
     params   model.state_dict(), model.named_parameters(), or a list of tensors. Values that are not tensors are ignored
 
-    Raises ValueError for another type, HorovodInternalError if the ranks' parameters differ in shape or type.
+    Raises ValueError for another type, and on every rank if the ranks have other names or numbers of tensors;
+    HorovodInternalError if these differ in shape or type.
     """
     pairs: list[tuple[str | None, Any]]
     if isinstance(params, Mapping):
-        pairs = sorted(params.items())
+        pairs = sorted(params.items(), key=lambda pair: str(pair[0]))
     elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor | str | bytes):
         pairs = [one if isinstance(one, tuple) else (None, one) for one in params]
     else:
         raise ValueError(f"params: must be a dict, pairs of name and tensor, or tensors, not {type(params).__name__}")
+    tensors = [(name, tensor) for name, tensor in pairs if isinstance(tensor, torch.Tensor)]
+    names = sorted(str(place if name is None else name) for place, (name, _) in enumerate(tensors))
+    with as_horovod():
+        agree(communicator_of(process_set), "parameters", [Fact(name, name, "", DENSE) for name in names])
     with torch.no_grad():
-        tensors = [(name, tensor) for name, tensor in pairs if isinstance(tensor, torch.Tensor)]
         handles = [ops.broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in tensors]
         for handle in handles:
             handle.synchronize()

@@ -109,3 +109,29 @@ def test_any_parameters_with_adasum(worlds: Worlds, size: int) -> None:
         check(training, worlds.get("local", size), {"op": hvd.Adasum})
 
     equal()
+
+
+def broadcast_others(comm: Any) -> None:
+    """Parameters that ranks do not share, and then some that they list in different orders."""
+
+    def one() -> Any:
+        return torch.full((2,), float(comm.rank))
+
+    last = comm.rank == comm.size - 1
+    for other in (
+        {"a": one(), "b" if last else "c": one()},
+        [("a", one()), ("b", one())][: 1 + last],
+        [one()] * (1 + last),
+    ):
+        with pytest.raises(ValueError, match="rank 0 "):
+            hvd.broadcast_parameters(other, 0)
+    pairs = [("a", one()), ("b", one() + 10)][:: -1 if last else 1]
+    hvd.broadcast_parameters(pairs, 0)
+    assert {name: tensor.tolist() for name, tensor in pairs} == {"a": [0, 0], "b": [10, 10]}
+    mixed = {1: one(), "b": one()}
+    hvd.broadcast_parameters(mixed, comm.size - 1)
+    assert [tensor.tolist() for tensor in mixed.values()] == [[comm.size - 1] * 2] * 2
+
+
+def test_broadcast_of_parameters_that_are_not_on_all_ranks(worlds: Worlds) -> None:
+    worlds.get("local", 2).run(broadcast_others)

@@ -37,7 +37,8 @@ def fill_standard_descriptors() -> None:
 
 @contextlib.contextmanager
 def signals_as_bytes(selector: selectors.BaseSelector, handle: Callable[[bytes], None]) -> Iterator[None]:
-    """Turn signals into bytes in a pipe that the selector watches. Ignored signals (nohup, `&`) stay ignored."""
+    """Turn signals into bytes in a pipe that the selector watches. Ignored signals (nohup, `&`) stay ignored;
+    blocked ones are unblocked: without SIGCHLD no job would end."""
 
     def do_nothing(number: int, frame: FrameType | None) -> None:
         """The interpreter has written the number to the wakeup descriptor already."""
@@ -51,10 +52,12 @@ def signals_as_bytes(selector: selectors.BaseSelector, handle: Callable[[bytes],
     wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for number in before:
         signal.signal(number, do_nothing)
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
     selector.register(read, selectors.EVENT_READ, lambda: handle(os.read(read, 4096)))
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
