@@ -19,9 +19,11 @@ import time
 import numpy as np
 
 import collectives as ronde
-from transports import auto, shm, tcp  # before the ranks are forked
+from collectives import communicator, elastic, startup  # before the ranks are forked
+from collectives.launch import calls
+from transports import auto, nccl, shm, tcp
 
-IMPORTED = (auto, shm, tcp)
+IMPORTED = (communicator, elastic, startup, calls, auto, nccl, shm, tcp)
 SECRET = b"a secret of many ranks"
 DESCRIPTORS = 256
 TIMEOUT = 100.0

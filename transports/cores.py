@@ -37,6 +37,7 @@ class Cores:
     """The cores on which the threads of one rank wait.
 
     affinity   False: never change the affinity of a thread
+    ranks      number of ranks of this host
     """
 
     def __init__(self, group: Group, affinity: bool = True) -> None:
@@ -45,9 +46,9 @@ class Cores:
         self.shares_process = sum(group.members[rank].pid == own.pid for rank in here) > 1
         """True if ranks of this host are threads of one process, for which Python's lock is scarcer than cores."""
         self._masks = [group.members[rank].cores for rank in here]
-        self._count = len(here)
+        self.ranks = len(here)
         self._place = here.index(group.rank)
-        self._moves = affinity and _CAN_MOVE and self._count > 1 and not self.shares_process
+        self._moves = affinity and _CAN_MOVE and self.ranks > 1 and not self.shares_process
         self._move_at = 0.0
         self._pause = _MOVE_PAUSE
 
@@ -70,7 +71,7 @@ class Cores:
 
     def part(self, cores: Collection[int]) -> set[int]:
         """This rank's part of `cores`. If there are enough, ranks share neither a core nor its hardware threads."""
-        start, stop = (place * len(cores) // self._count for place in (self._place, self._place + 1))
+        start, stop = (place * len(cores) // self.ranks for place in (self._place, self._place + 1))
         return set(sorted(cores, key=_by_physical_core)[start : max(stop, start + 1)])
 
     def kept(self) -> contextlib.AbstractContextManager[None]:

@@ -8,7 +8,9 @@ The rule of waiting
     doorbell if no link has sockets, else in a selector, where the doorbell has a descriptor. A doorbell's ring may be
     lost to memory ordering, and peers that died ring nobody: unless it is sure, a sleep lasts at most FIRST_SLEEP, and
     the limit doubles with each sleep of a wait up to LONGEST_SLEEP. So a lost ring delays a wait by little more than
-    its duration so far. With several doorbells that cannot be slept at together every sleep is as short as the first.
+    its duration so far. Where a host has more than MANY_RANKS ranks, these sleep longer: each looks at the rings of all
+    others when it wakes, and 200 that wait would keep two cores busy. With several doorbells that cannot be slept at
+    together every sleep is as short as the first.
 The driver holds the lock and the interpreter's lock while it polls. So polling is short, and off where ranks share a
 process.
 """
@@ -32,6 +34,7 @@ WRITE: Final = selectors.EVENT_WRITE
 
 FIRST_SLEEP: Final = 1e-3
 LONGEST_SLEEP: Final = 32e-3
+MANY_RANKS: Final = 16
 _LONGEST_FOLLOW: Final = 3600.0
 _SWEEP_EVERY: Final = 0.001
 _GLANCES: Final = 16
@@ -102,6 +105,7 @@ class Loop:
         self.glances = range(1)
         self._progress = progress
         self._cores = cores
+        self._longest_sleep = LONGEST_SLEEP * max(1.0, cores.ranks / MANY_RANKS)
         self._spin = 0.0
         self._yields_for = 0.0
         self._tick_at = 0.0
@@ -278,7 +282,7 @@ class Loop:
             else:
                 sure = all(bell.sure for bell in self._bells)
                 self._sleep(awaited, now, deadline - now if sure else min(longest, deadline - now))
-                longest = min(2 * longest, LONGEST_SLEEP)
+                longest = min(2 * longest, self._longest_sleep)
 
     def _sleep(self, awaited: Awaited, now: float, seconds: float) -> None:
         bells, by_descriptor = self._bells, self._selector is not None

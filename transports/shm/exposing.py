@@ -227,7 +227,7 @@ class _OfferArrived(Awaited):
 
 
 class _AllAttached(Awaited):
-    """Waits until all ranks have attached, or another rank offers a different window of that name. Every rank that
+    """Waits until all ranks have attached, or another rank offers a different window of that name. The last rank that
     attaches rings."""
 
     def __init__(self, exposures: Exposures, engine: Engine, key: str, made: ShmWindow) -> None:

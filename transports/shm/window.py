@@ -222,9 +222,12 @@ class ShmWindow(EngineWindow):
         self._notes[_STOPPED] = 1
 
     def attach(self) -> None:
-        """Publish that this rank has mapped the memory."""
+        """Publish that this rank has mapped the memory. The last one wakes the others: many ranks that woke each other
+        each time would keep the cores from those that are still to come."""
         self._own[_ATTACHED] = 1
-        self._ring()
+        barrier()  # of two ranks that attach at once, one sees both
+        if not self.missing():
+            self._ring()
 
     def missing(self) -> list[int]:
         """The ranks that have not attached yet."""
