@@ -44,17 +44,23 @@ class HorovodStore(KeyValue):
         waiting = threading.Event()
         pause = _FIRST_PAUSE
         while True:
-            status, value = self._request("GET", key, b"", deadline)
+            try:
+                status, value = self._request("GET", key, b"", deadline)
+            except DeadlineExceeded as error:
+                if pause > _FIRST_PAUSE:  # it has answered before: the value is late, not the store
+                    raise self._unpublished() from error
+                raise
             if status == 200:
                 return value
             if status != 404:
                 raise RendezvousError(f"horovodrun's store at {self._url} failed (status {status})")
             if time.monotonic() + pause >= deadline:
-                raise DeadlineExceeded(
-                    f"rank 0 did not publish its address in horovodrun's store at {self._url} in time"
-                )
+                raise self._unpublished()
             waiting.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _unpublished(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"rank 0 did not publish its address in horovodrun's store at {self._url} in time")
 
     @property
     def _url(self) -> str:
