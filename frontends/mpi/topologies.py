@@ -153,15 +153,23 @@ def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
     free = lengths.count(0)
     if odd or (not free and rest != 1):
         raise error("ERR_DIMS", f"nnodes={nnodes}: cannot be divided by the lengths {lengths}")
-    found = iter(min(_products(rest, free, rest), key=lambda factors: factors[0] - factors[-1]) if free else ())
+    found: Iterator[int] = iter(())
+    if free:
+        found = iter(min(_products(rest, free, _divisors(rest)), key=lambda factors: factors[0] - factors[-1]))
     return [n or next(found) for n in lengths]
 
 
-def _products(number: int, count: int, most: int) -> Iterator[list[int]]:
-    """All ways to write a number as a product of so many factors up to `most`, the largest factor first."""
-    if count == 1 and number <= most:
+def _products(number: int, count: int, divisors: Sequence[int]) -> Iterator[list[int]]:
+    """All ways to write a number as a product of so many of the divisors, the largest first. Divisors: ascending."""
+    if count > 1:
+        for place, first in enumerate(divisors, 1):
+            if first**count >= number and number % first == 0:
+                yield from ([first, *rest] for rest in _products(number // first, count - 1, divisors[:place]))
+    elif number in divisors:
         yield [number]
-    elif count > 1:
-        for first in range(math.ceil(number ** (1 / count) - 1e-9), min(number, most) + 1):
-            if number % first == 0:
-                yield from ([first, *rest] for rest in _products(number // first, count - 1, first))
+
+
+def _divisors(number: int) -> list[int]:
+    """Ascending."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})

@@ -339,6 +339,8 @@ def test_arrays_may_name_the_neighbours_of_a_graph(ranks: Run) -> None:
         (1, 3, [1, 1, 1]),
         (72, [0, 2, 0], [6, 2, 6]),
         (6, [3, 2], [3, 2]),
+        (10**9 + 7, 2, [10**9 + 7, 1]),
+        (720720, 6, [13, 11, 10, 9, 8, 7]),
     ],
 )
 def test_the_lengths_of_a_grid_are_as_equal_as_possible(nodes: int, dims: Any, lengths: list[int]) -> None:
