@@ -4,7 +4,7 @@
 #              skipped with a reason), of worlds of 200 processes, and the table of launchers (ARGS="-k ssh" or TABLE=
 #              is a part of it). .ci/run does make test, then make cluster TABLE=
 # make check   the checks, and the tests on threads and arrays. Left to make test: processes, frameworks, and the
-#              mark long (whatever takes a second or more; tests/security, tests/gpu)
+#              mark long (whatever takes half a second or more; tests/security, tests/gpu)
 # make nightly the tests that take long and have shorter siblings in make test (the lists in tests/conftest.py)
 # make proof   the proofs for all sizes up to 257 and the property tests with 300 examples, for hours
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from transports import registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -148,6 +150,7 @@ def test_rooms_have_a_docstring_and_few_public_names() -> None:
     assert not [offender for offender in offenders if offender.split(":")[0] not in known]
 
 
+@pytest.mark.long
 def test_no_class_declares_attributes_of_another() -> None:
     found = with_text(r"^ +\w+: ", *PACKAGES)
     offenders = [f"{name}: {attribute}" for name, tree in found for attribute in foreign_attributes(tree)]

@@ -32,6 +32,7 @@ def test_a_folder_exists(folder: str) -> None:
     assert (TESTS / folder).exists()
 
 
+@pytest.mark.long
 def test_a_test_that_sleeps_is_marked() -> None:
     """More than 0.2 s, in a test of threads."""
     slow, found = set(SLOW_MARKS), []

@@ -32,6 +32,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+@pytest.mark.long
 def test_the_wheel_is_for_every_platform(wheel: Path) -> None:
     assert wheel.name == f"ronde-{collectives.__version__}-py3-none-any.whl"
 

@@ -218,6 +218,7 @@ def indented(text: str) -> str:
     return text if text.startswith("    ") else "".join(f"    {line}\n" for line in text.splitlines())
 
 
+@pytest.mark.long
 def test_every_command_exists() -> None:
     """`ronde` accepts the options, make has the target, pip the extra, and files that Python is given exist."""
     makefile = (ROOT / "Makefile").read_text("utf-8")

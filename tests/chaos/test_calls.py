@@ -12,6 +12,7 @@ from tests.chaos.calls import KINDS, Wrong, perform, untouched
 from tests.worlds import world_of
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_all_results_are_right(size: int) -> None:
     with world_of("local", size) as world:

@@ -582,6 +582,7 @@ def test_a_message_that_does_not_fit_is_lost_and_nothing_else(two: World) -> Non
 # ---- groups
 
 
+@pytest.mark.long
 def test_threads_split_their_communicators_at_the_same_time(worlds: Worlds) -> None:
     """The communicators that are made have numbers of their own, and so messages and windows of their own."""
     callers, turns = 4, 5

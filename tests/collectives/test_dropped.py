@@ -208,6 +208,7 @@ def test_a_split_without_room_for_its_window_sends_messages(compiled: str, monke
         world.run(body)
 
 
+@pytest.mark.long
 def test_a_late_rank_is_named_by_those_that_wait_for_it_in_the_first_call() -> None:
     def body(comm: Communicator) -> None:
         part = comm.split(0)

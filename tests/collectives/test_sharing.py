@@ -141,6 +141,7 @@ def test_arrays_beyond_the_limit_are_ordinary_and_counted() -> None:
         del second
 
 
+@pytest.mark.long
 def test_memory_is_given_back_to_the_system() -> None:
     with share_arrays(1024 * MIB):
         arrays = [np.ones(48 * MIB, np.uint8) for _ in range(8)]
@@ -294,6 +295,7 @@ def call(comm: Communicator, name: str, x: Any, out: Any, op: str, algorithm: st
     return getattr(comm, name)(x, out=out, algorithm=algorithm)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["shm", "auto", "local"])
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_shared_and_private_arrays_give_the_same_on_any_ranks(transport: str, size: int) -> None:
@@ -397,6 +399,7 @@ def _share_if(rank: int, url: str, all_of_them: bool) -> list[str]:
             return list(comm.metrics()["collectives"]["allreduce"]["algorithms"])
 
 
+@pytest.mark.long
 def test_two_worlds_and_splits_share_one_arena() -> None:
     def body(comm: Communicator) -> None:
         with share_arrays():

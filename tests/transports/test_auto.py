@@ -277,6 +277,7 @@ def receive_meanwhile(transport: Transport, nbytes: int) -> None:
         send(transport, 0, 2, b"")
 
 
+@pytest.mark.long
 def test_a_rank_of_this_host_that_is_late_is_not_sought_by_tcp() -> None:
     def body(transport: Transport) -> bool:
         if transport.rank == 0:

@@ -120,6 +120,7 @@ def gather(cluster: Cluster, table: str, ranks: range, size: int = SIZE) -> dict
     return waits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "above"), [(on_hosts, HOSTS), (in_a_tree, -(-HOSTS // FAN_OUT))])
 def test_a_table_of_all_ranks_is_two_messages_per_proxy(make: object, above: int) -> None:
     assert callable(make)
@@ -140,6 +141,7 @@ def test_a_table_of_all_ranks_is_two_messages_per_proxy(make: object, above: int
         assert cluster.up["host", host] == {"put": ranks + hosts, "get": ranks, **({"any": hosts} if hosts else {})}
 
 
+@pytest.mark.long
 def test_a_rank_that_asks_later_gets_the_table_from_its_proxy() -> None:
     cluster = on_hosts()
     gather(cluster, "members", range(SIZE))
@@ -150,6 +152,7 @@ def test_a_rank_that_asks_later_gets_the_table_from_its_proxy() -> None:
     assert cluster.up[None].total() == before
 
 
+@pytest.mark.long
 def test_an_abort_wakes_all_ranks_by_one_message_per_host() -> None:
     cluster = on_hosts()
     waits = {

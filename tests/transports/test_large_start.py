@@ -41,6 +41,7 @@ def enter(rank: int, store: CountingStore) -> tuple[int, Meeting]:
     return enter_next(rank, store, meeting_of)
 
 
+@pytest.mark.long
 def test_meeting_costs_two_requests_per_rank(store: CountingStore) -> None:
     """Both are those of a table, of which a proxy of the store makes two for all ranks below it."""
     meetings = [enter(rank, store) for rank in range(SIZE)]
@@ -53,6 +54,7 @@ def test_meeting_costs_two_requests_per_rank(store: CountingStore) -> None:
     assert table < 20 * SIZE, "the table is compressed, since most of its rows are alike"
 
 
+@pytest.mark.long
 def test_another_meeting_costs_four_requests_more(store: CountingStore) -> None:
     for rank, member in enumerate(MEMBERS):
         store.inner.put_row("generation-0/members", rank, SIZE, pack_member(member))

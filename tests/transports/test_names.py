@@ -72,6 +72,7 @@ def test_l16_a_name_is_resolved_within_the_deadline(ask: Callable[[], object], m
     assert time.monotonic() - began < BOUND / 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("silent")
 def test_l16_without_a_deadline_a_name_has_some_seconds() -> None:
     assert not interfaces.is_own("far.example")

@@ -50,6 +50,7 @@ def test_a_send_to_self_wakes_the_thread_that_waits() -> None:
         in_threads(lambda: recv(a, 0, 1, 3), sender)
 
 
+@pytest.mark.long
 def test_big_frames_both_ways_do_not_deadlock() -> None:
     length = 64 << 20
     with ranks(2) as transports:

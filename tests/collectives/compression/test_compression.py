@@ -92,6 +92,7 @@ def test_every_rank_gets_the_same_and_about_the_right(
             np.testing.assert_array_equal(x, before)
 
 
+@pytest.mark.long
 @given(data=st.data())
 def test_any_shape(worlds: Worlds, data: st.DataObject) -> None:
     """Also sizes that are not divisible by blocks or ranks, and a few arrays at once."""
@@ -178,6 +179,7 @@ def _without_the_first(body: Callable[[Communicator], list[Vector]]) -> Callable
     return lambda comm: body(comm)[1:]
 
 
+@pytest.mark.long
 def test_named_tensors_may_come_in_any_order(worlds: Worlds) -> None:
     """Compress as gradients do. The names are those of operations and of the state's memory."""
     world = worlds.get("local", 3)
@@ -216,6 +218,7 @@ def test_the_documentation_works_as_shown(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.long
 def test_stochastic_rounding_is_unbiased_and_repeatable(worlds: Worlds) -> None:
     world, x = worlds.get("local", 2), np.linspace(-1, 1, 3001)
 

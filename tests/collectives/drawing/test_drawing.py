@@ -105,5 +105,6 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"there is no folder {str(file.parent)!r}" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_page_is_up_to_date() -> None:
     assert page() == PAGE.read_text(encoding="utf-8"), "run python -m benchmarks.algorithms"

@@ -22,6 +22,7 @@ class Dies(Exception):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("transport", "seed"), [("local", 1), ("local", 2), ("local", 3), ("tcp", 4), ("auto", 5)])
 def test_the_parameters_are_those_of_one_process(transport: str, seed: int) -> None:
     chance = random.Random(seed)

@@ -120,6 +120,7 @@ def test_communicators_that_their_members_made_run_in_machine_code(answers: list
     assert answers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_same_bits_however_late_the_ranks_are(size: int) -> None:
     def body(comm: Communicator, seed: int) -> list[bytes]:
@@ -226,6 +227,7 @@ def test_messages_that_the_system_takes_in_part(monkeypatch: pytest.MonkeyPatch)
     assert rests
 
 
+@pytest.mark.long
 def test_other_traffic_beside(compiled: list[str]) -> None:
     """Messages, calls of another communicator and asynchronous ones use the same lanes."""
 
@@ -259,6 +261,7 @@ def test_calls_that_differ(compiled: list[str]) -> None:
         ranks.run(body)
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_come(compiled: list[str]) -> None:
     over = threading.Event()
 

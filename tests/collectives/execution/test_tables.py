@@ -56,6 +56,7 @@ def test_which_calls_have_tables() -> None:
             ranks.run(body, setting == "on")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "f2", "bfloat16", "i4"])
 def test_scaled_results_are_the_same_bits(dtype: str) -> None:
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)

@@ -76,6 +76,7 @@ def test_causes_of_an_error_may_come_back_to_it(first: Exception) -> None:
     assert is_consequence(third) == isinstance(first, errors.PeerLost)
 
 
+@pytest.mark.long
 def test_report_to_a_store_out_of_reach_ends_soon() -> None:
     """Its server accepts connections and never answers; other calls would wait for 10 s and more."""
     begun = time.monotonic()

@@ -84,6 +84,7 @@ def test_broadcast_of_a_rank_ahead_is_found_by_its_last_calls() -> None:
         assert "rank 2: broadcast(float64, 4 elements, root=1), its call 1, called from" in text
 
 
+@pytest.mark.long
 def test_split_groups_are_compared_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mismatched_calls, "_TABLE_SECONDS", 3.0)  # on a busy machine a rank may be late by a second
 
@@ -120,6 +121,7 @@ def test_sizes_that_may_differ_are_not_a_mismatch(transport: str) -> None:
         assert world.run(body) == [3.0] * 3
 
 
+@pytest.mark.long
 def test_slow_ranks_are_not_a_mismatch() -> None:
     def body(comm: Communicator) -> None:
         for turn in range(6):

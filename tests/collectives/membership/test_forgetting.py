@@ -36,6 +36,7 @@ class Recording(MemoryStore):
         return sum(len(key) + len(value) for key, value in zip(keys, values, strict=True) if value is not None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["local", "tcp"])
 def test_l15_the_store_does_not_grow_by_a_generation_with_each_regroup(transport: str) -> None:
     store = Recording()

@@ -36,6 +36,7 @@ def agreements(store: CountingStore, lost: set[int]) -> list[SurvivorAgreement]:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [set(), {5_000}, set(range(64, 128))], ids=["none", "a rank", "a host"])
 def test_shrink_costs_few_requests_per_rank(store: CountingStore, lost: set[int]) -> None:
     made = agreements(store, lost)

@@ -58,6 +58,7 @@ class FarStore(Store):
         return self._inner
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("far", "minimum", "goes_on"),
     [

@@ -235,6 +235,7 @@ def test_a_newcomer_that_dies_while_it_waits_does_not_stop_the_ranks() -> None:
         history.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["local", "tcp"])
 def test_a_newcomer_that_dies_while_it_connects_harms_nobody(transport: str) -> None:
     def dies(_: object) -> None:
@@ -256,6 +257,7 @@ def test_a_newcomer_that_dies_while_it_connects_harms_nobody(transport: str) -> 
         assert "the ranks could not connect with this newcomer" in second.left[4]
 
 
+@pytest.mark.long
 def test_a_newcomer_that_could_not_connect_applies_again(monkeypatch: pytest.MonkeyPatch) -> None:
     connect, failed = Communicator.connect, threading.Event()
 
@@ -273,6 +275,7 @@ def test_a_newcomer_that_could_not_connect_applies_again(monkeypatch: pytest.Mon
         assert [future.result(SECONDS) for future in ranks] == [[0, 1, 9]] * 2
 
 
+@pytest.mark.long
 def test_a_verdict_is_recorded_although_the_rank_that_was_to_do_so_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher must know of the rank that has left: it takes one that ends for the end of the program otherwise.
 

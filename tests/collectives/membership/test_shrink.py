@@ -126,6 +126,7 @@ def test_shrink_after_a_loss_within_a_call(inner: str) -> None:
         assert world.run(rank) == [True, True, False]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", THREADS)
 def test_shrink_repeatedly_down_to_one_rank(transport: str) -> None:
     def rank(comm: Communicator) -> int:
@@ -258,6 +259,7 @@ def test_shrink_keeps_a_blamed_rank_that_comes_in_time() -> None:
         world.run(rank)
 
 
+@pytest.mark.long
 def test_shrink_does_not_wait_for_ranks_of_a_silent_host() -> None:
     gone_on = threading.Event()
 

@@ -93,6 +93,7 @@ def numbers(comm: Communicator) -> list[int]:
     return list(comm.transport.group.numbers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", BOTH)
 def test_ranks_go_on_after_the_store_and_rank_0_are_lost(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = Loss(SIZE, monkeypatch)
@@ -142,6 +143,7 @@ def test_without_a_standby_the_loss_of_the_store_ends_the_job() -> None:
     on_ranks(body, config("local", 0), lambda _: FarStore(store, cut))
 
 
+@pytest.mark.long
 def test_leavers_newcomers_and_bounds_go_by_the_standby(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that goes by the store of a job goes by the standby that took its place."""
     loss, urls = Loss(SIZE, monkeypatch), list[str]()
@@ -187,6 +189,7 @@ def test_leavers_newcomers_and_bounds_go_by_the_standby(monkeypatch: pytest.Monk
     assert found == [None, [1, 3, 4, 5], None, [1, 3, 4, 5], [1, 3, 4, 5]]
 
 
+@pytest.mark.long
 def test_a_standby_is_lost_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """First the store with rank 0; then the rank whose standby took its place."""
     size = 7
@@ -211,6 +214,7 @@ def test_a_standby_is_lost_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [None, None, *[[2, 3, 4, 5, 6]] * 5]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("far", "goes_on"),
     [
@@ -316,6 +320,7 @@ def test_standbys_are_on_other_hosts_than_the_store() -> None:
     assert chosen("ab", 16) == [1, 0]
 
 
+@pytest.mark.long
 def test_ranks_with_another_number_of_standbys_are_refused() -> None:
     store = MemoryStore()
 

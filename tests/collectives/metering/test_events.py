@@ -408,6 +408,7 @@ def test_lanes_of_all_ranks(worlds: Worlds, tmp_path: Path) -> None:
         assert lanes_of(events, (first + lasted + second) / 2, math.inf)[f"rank {rank} collectives"] == calls[1:]
 
 
+@pytest.mark.long
 def test_draw(worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'ronde[plot]'")
     files = traced(worlds.get("local", 2), tmp_path / "t.json", lambda comm: comm.barrier())

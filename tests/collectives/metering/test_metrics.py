@@ -86,6 +86,7 @@ def test_metrics_count_plans_made_and_reused(worlds: Worlds) -> None:
         assert metrics["plans"] == {"made": 2, "reused": 3}
 
 
+@pytest.mark.long
 def test_metrics_keep_the_counts_of_dropped_plans(worlds: Worlds) -> None:
     """More sizes than plans are kept: those that are dropped are counted all the same."""
 
@@ -154,6 +155,7 @@ def test_metrics_count_events_by_name(worlds: Worlds) -> None:
     assert [each["events"] for each in counted(worlds.get("local", 2), body)] == [{"stalls": 3}] * 2
 
 
+@pytest.mark.long
 def test_metrics_count_a_stall_once_on_each_rank_that_waits() -> None:
     gate = threading.Event()
 

@@ -30,6 +30,7 @@ def test_counters_without_calls_are_zero_or_absent() -> None:
     ]
 
 
+@pytest.mark.long
 def test_metrics_are_served_until_the_world_is_closed() -> None:
     parser = pytest.importorskip("prometheus_client.parser", reason=MISSING)
 

@@ -195,6 +195,7 @@ def test_join_with_unequal_numbers_of_operations(
     assert not net.coordinator.pending
 
 
+@pytest.mark.long
 @given(st.integers(2, 4), st.sampled_from([1, 100]), st.data())
 def test_leave_and_withdraw_leave_nothing_in_flight(size: int, capacity: int, data: st.DataObject) -> None:
     """Once all ranks have left, every operation has run on all ranks or failed on all that submitted it."""

@@ -89,6 +89,7 @@ def check_shuffled(results: dict[int, Any], count: int, size: int) -> None:
         np.testing.assert_array_equal(result, np.full(1 + k % 50, size * k + size * (size - 1) / 2, np.float32))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_500_names_in_different_orders_from_three_threads(worlds: Worlds, transport: str, size: int) -> None:

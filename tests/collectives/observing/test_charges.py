@@ -258,6 +258,7 @@ def test_records_of_two_worlds_are_refused() -> None:
         Comparison(records)
 
 
+@pytest.mark.long
 def test_a_thousand_ranks() -> None:
     world, dice = MadeWorld([f"h{rank // 8}" for rank in range(1000)]), random.Random(11)
     for _ in range(5):

@@ -171,6 +171,7 @@ def test_reduce(worlds: Worlds, case: dict[str, Any], data: st.DataObject) -> No
     np.testing.assert_array_equal(results[root], combined(op, parts))
 
 
+@pytest.mark.long
 @given(case=cases(), data=st.data())
 def test_reduce_scatter(worlds: Worlds, case: dict[str, Any], data: st.DataObject) -> None:
     size, rows = case["size"], case["shape"][0]
@@ -211,6 +212,7 @@ def test_broadcast(worlds: Worlds, case: dict[str, Any], data: st.DataObject) ->
         np.testing.assert_array_equal(result, sent)
 
 
+@pytest.mark.long
 @given(case=cases(), data=st.data())
 def test_allgather_and_gather(worlds: Worlds, case: dict[str, Any], data: st.DataObject) -> None:
     size, rest = case["size"], case["shape"][1:]
@@ -237,6 +239,7 @@ def test_allgather_and_gather(worlds: Worlds, case: dict[str, Any], data: st.Dat
             assert at_root is None
 
 
+@pytest.mark.long
 @given(case=cases(), data=st.data())
 def test_scatter(worlds: Worlds, case: dict[str, Any], data: st.DataObject) -> None:
     size, rows = case["size"], case["shape"][0]

@@ -106,6 +106,7 @@ def test_c6_average_range_by_every_algorithm(worlds: Worlds, dtype: np.dtype[Any
         check(agreed(list(found)), xs)
 
 
+@pytest.mark.long
 @given(data=st.data(), size=st.sampled_from(SIZES), dtype=st.sampled_from([*INTEGERS, *FLOATS]))
 def test_averages_of_any_numbers(worlds: Worlds, data: st.DataObject, size: int, dtype: np.dtype[Any]) -> None:
     if dtype.kind in "iu":

@@ -164,6 +164,7 @@ CASES: list[tuple[Any, str, float | None, float | None]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "reproducible"), [(2, False), (2, True), (3, True)])
 def test_results_are_those_of_the_arrays_alone(worlds: Worlds, size: int, reproducible: bool) -> None:
     """Bit by bit, where the order of adding is the same: with two ranks, or with `reproducible`."""

@@ -221,6 +221,7 @@ def test_reproducible(worlds: Worlds, data: st.DataObject) -> None:
 # All calls
 
 
+@pytest.mark.long
 @given(data=st.data())
 def test_all_ranks_get_the_same_bits(worlds: Worlds, data: st.DataObject) -> None:
     """Also of NaNs, and whether a rank gives `out` or not."""

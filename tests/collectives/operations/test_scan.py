@@ -32,6 +32,7 @@ def three(worlds: Worlds) -> World:
     return worlds.get("local", 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("collective", ["scan", "exscan"])
 @given(case=cases(), data=st.data())
 def test_prefixes(worlds: Worlds, collective: str, case: dict[str, Any], data: st.DataObject) -> None:

@@ -53,6 +53,7 @@ def work(comm: Communicator) -> None:
     assert (comm.allreduce(array, out=array) == 2).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("little", [1000, BOARD, WINDOW, 1 << 40], indirect=True)
 @pytest.mark.parametrize("compiled", ["auto", "off"])
 @pytest.mark.usefixtures("little")
@@ -61,6 +62,7 @@ def test_l18_auto_goes_on_with_any_memory(compiled: str) -> None:
         world.run(work)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("little", [BOARD, WINDOW], indirect=True)
 @pytest.mark.usefixtures("little")
 def test_l18_shm_goes_on_without_windows(caplog: pytest.LogCaptureFixture) -> None:

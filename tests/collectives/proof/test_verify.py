@@ -106,6 +106,7 @@ def test_no_step_of_four_ranks_can_be_left_out() -> None:
         assert survivors(tested, 4, 1, changes) == []
 
 
+@pytest.mark.long
 def test_no_wait_can_be_for_an_earlier_phase_and_no_signal_for_a_later() -> None:
     def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
         if step.opcode is Opcode.WAIT:
@@ -118,6 +119,7 @@ def test_no_wait_can_be_for_an_earlier_phase_and_no_signal_for_a_later() -> None
             assert survivors(tested, 3, 4, changes) == []
 
 
+@pytest.mark.long
 def test_nothing_is_combined_twice() -> None:
     def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
         if step.opcode is Opcode.REDUCE:
@@ -129,6 +131,7 @@ def test_nothing_is_combined_twice() -> None:
         assert survivors(tested, 4, 1, changes) == []
 
 
+@pytest.mark.long
 def test_no_mark_of_a_combination_can_be_wrong() -> None:
     def changes(step: Step, rank: int) -> Iterator[tuple[Step, ...]]:
         if step.opcode is Opcode.REDUCE:

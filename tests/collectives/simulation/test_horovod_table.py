@@ -10,6 +10,7 @@ FIT = Fit(efficiency=0.88, latency=29e-6, slowdown=1.03)
 """The result of `fitted`, rounded: it takes ten seconds."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_predictions_are_within_a_tenth_and_fitted_cells_within_a_fiftieth(model: Model) -> None:
     for gpus, published in model.published.items():

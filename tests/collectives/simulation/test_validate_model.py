@@ -52,6 +52,7 @@ def test_a_calibration_gives_the_network_of_a_world() -> None:
     assert network.costs.beta == pytest.approx(0.5e-9)
 
 
+@pytest.mark.long
 def test_the_last_host_has_a_quarter_of_the_rate() -> None:
     network = FOUND.network("4x1", "200mbit", quarter=True)
     assert network.nic == pytest.approx([1 / 22.5e6] * 3 + [4 / 22.5e6])

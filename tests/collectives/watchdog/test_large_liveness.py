@@ -42,6 +42,7 @@ def next_host(rank: int, store: CountingStore) -> NextHost:
     return NextHost(Group(rank, MEMBERS, store), store, HEARTBEAT, lambda ranks: wake(store, ranks))
 
 
+@pytest.mark.long
 def test_a_host_costs_three_requests_per_second_and_its_other_ranks_none(
     store: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_call_without_instructions_has_no_position(monkeypatch: pytest.MonkeyPat
     assert found == [[]]
 
 
+@pytest.mark.long
 def test_error_of_a_compiled_call_names_the_call_and_the_awaited_rank() -> None:
     def rank(comm: Communicator) -> str:
         x = np.ones(8)

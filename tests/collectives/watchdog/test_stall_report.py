@@ -87,6 +87,7 @@ def test_allreduce_late_rank_is_reported_once_with_its_stack(reports: Reports) -
     assert len(stack) > 4
 
 
+@pytest.mark.long
 def test_barrier_reports_on_one_stall_come_at_growing_intervals(reports: Reports) -> None:
     times: list[float] = []
 
@@ -160,6 +161,7 @@ def test_barrier_of_a_split_and_recv_are_reported_with_each_other(reports: Repor
     assert not any("rank 1 (" in text for text in texts)
 
 
+@pytest.mark.long
 def test_allreduce_that_times_out_carries_the_report_as_a_note(reports: Reports) -> None:
     def body() -> None:
         comm = world()

@@ -124,6 +124,7 @@ def test_timeout_in_broadcast_names_the_late_rank_on_every_rank(transport: str, 
         assert "which is in no call" in str(error)
 
 
+@pytest.mark.long
 def test_timeout_in_recv_names_the_rank_that_its_peer_waits_for() -> None:
     over = threading.Event()
     raised = threading.Barrier(2, over.set)

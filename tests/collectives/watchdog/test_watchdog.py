@@ -479,6 +479,7 @@ def test_one_watchdog_for_each_rank_and_none_for_a_group_of_one() -> None:
     assert watchdogs() == []
 
 
+@pytest.mark.long
 def test_worlds_open_and_close_without_delay() -> None:
     began = time.monotonic()
     for _ in range(20):

@@ -220,6 +220,7 @@ def test_ranks_that_cannot_meet_are_an_error_and_no_worlds_of_one(
     assert told["problem"] == error
 
 
+@pytest.mark.long
 def test_one_rank_needs_no_way() -> None:
     launch = found({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})
     assert (launch.rank, launch.size) == (0, 1)

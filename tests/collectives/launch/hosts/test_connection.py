@@ -89,6 +89,7 @@ def test_more_than_a_pipe_holds_arrives() -> None:
         assert links.got[1] == sent
 
 
+@pytest.mark.long
 def test_signs_of_life_keep_a_link_up_and_silence_closes_it() -> None:
     with pair(limit=0.2) as links:
         end = time.monotonic() + 0.6

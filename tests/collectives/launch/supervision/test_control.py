@@ -91,6 +91,7 @@ def test_the_socket_of_a_launcher_that_was_killed_is_removed(runtime: Path) -> N
 
 @pytest.mark.parametrize("line", [b"no json\n", b"[1]\n", b"{}\n", b"x" * 5000, b"", b"[" * 4000 + b"\n"])
 def test_bad_requests_do_no_harm(line: bytes) -> None:
+    """L9 of the list of faults: thousands of brackets, too."""
     with served("0a") as made, socket.socket(socket.AF_UNIX) as client:
         client.settimeout(30)
         client.connect(str(made.path))
