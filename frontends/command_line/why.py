@@ -21,6 +21,7 @@ from collectives.observing import (
     trace_events,
 )
 from frontends.command_line.arguments import output_file
+from frontends.top import find
 from transports.base import runs
 from transports.errors import ConfigError
 
@@ -29,12 +30,13 @@ Tell for which reason a job has failed or hangs: the first call in which its ran
 missed, and the last call of every rank.
 
 Every rank of a job notes its last calls in a file, its flight record. The files stay when the processes have ended, by
-SIGKILL too, those of this user's last jobs on this host. Without arguments the newest job is told of. For a job on
+SIGKILL too, those of this user's last jobs on this host. Without PATH or --job the newest job is told of. For a job on
 several hosts copy the files of all hosts (ronde.save_flight_record) to one folder.
 """
 EXAMPLES: Final = """\
 examples:
   ronde why                              the newest job of this user on this host
+  ronde why --job h1-4711                an earlier one, by its name or the beginning of it
   ronde why records/                     records that were copied
   ronde why --trace calls.json           and write all calls for Perfetto (https://ui.perfetto.dev)
 
@@ -55,12 +57,15 @@ _WORDS: Final = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `cli.Command`."""
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="*", help="records of ranks, or folders of records")
+    parser.add_argument("--job", metavar="NAME", help="name of a job here, or its beginning (default: the newest)")
     parser.add_argument("--trace", metavar="FILE", type=output_file, help="write the calls as a trace for Perfetto")
 
 
 def main(args: argparse.Namespace) -> int:
     """Explain the records; the exit code. Raises ConfigError."""
-    found = read(args.paths)
+    if args.job is not None and args.paths:
+        raise ConfigError(f"--job={args.job}: names the records; give it without PATH {args.paths[0]}")
+    found = read(args.paths if args.job is None else [find(args.job).folder])
     try:
         explanation = explain(found, {record.rank: _process(record) for record in found if record.alive})
     except DifferentWorlds as error:

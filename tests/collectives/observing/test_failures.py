@@ -334,6 +334,17 @@ def test_the_command_goes_on_without_a_record_that_is_damaged(
     assert main(["why", str(folder / "rank-1.flight")]) == 2
 
 
+def test_the_command_explains_the_job_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for world in ("h1-1-old", "h1-2-new"):
+        FlightRecord.create(world, 0, {"size": 1, "program": "train.py"}).close()
+    for given in (["--job", "h1-1-old"], ["--job", "h1-1"], []):
+        assert main(["why", *given]) == 0
+        assert capsys.readouterr().out.startswith("h1-1-old: " if given else "h1-2-new: ")
+    for wrong in (["--job", "h2"], ["--job", "h1"], ["--job", ""], ["--job", "h1-1-old", "."]):
+        assert main(["why", *wrong]) == 2
+        assert wrong[1] in capsys.readouterr().err
+
+
 def failure(error: str, rank: int | None, peer: int | None) -> dict[str, Any]:
     return {"error": error, "text": "made", "rank": rank, "peer": peer}
 
