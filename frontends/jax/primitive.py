@@ -27,8 +27,8 @@ from frontends.jax.requests import Request, perform
 class _RondeEffect(effects.Effect):  # type: ignore[misc]
     """Effect that makes JAX keep the order of calls."""
 
-    def __str__(self) -> str:
-        return "Ronde"
+    def __repr__(self) -> str:
+        return "calls of Ronde"
 
 
 EFFECT: Final = _RondeEffect()

@@ -64,7 +64,7 @@ def jit(
         try:
             token, result = compiled(*args, ronde_token=held, **kwargs)
         except ValueError as error:  # the dispatch in C++ turns errors of a program into ValueError, too
-            compiled.trace(*args, ronde_token=held, **kwargs)  # raises if it is the call that is wrong
+            compiled.trace(*args, ronde_token=held, **kwargs).lower()  # raises if it is the call that is wrong
             raise jax.errors.JaxRuntimeError(str(error)) from error
         _latest.token = core.Token(token)
         dispatch.runtime_tokens.set_token_result(EFFECT, _latest.token)
@@ -121,7 +121,17 @@ def _trace(token: Any, *_: Any, program: Jaxpr) -> tuple[list[Any], set[Any]]:
 
 
 def _lower(ctx: Any, token: Any, *operands: Any, program: Jaxpr) -> Sequence[Any]:
-    """Lower the program with its calls ordered among themselves; the program as a whole is ordered by the token."""
+    """Lower the program with its calls ordered among themselves; the program as a whole is ordered by the token.
+
+    Raises ValueError for a program of several devices, as JAX does for ordered effects, which it does not see here:
+    nothing orders the calls of one device among those of another, so ranks would combine parts that are not the same.
+    """
+    devices = ctx.module_context.axis_context.num_devices
+    if devices > 1:
+        raise ValueError(
+            f"a program with calls of Ronde is for {devices} devices; it must be for one: call Ronde outside of "
+            "shard_map and pmap, with arrays that are on one device, such as x.addressable_data(0)"
+        )
     results, tokens = mlir.jaxpr_subcomp(
         ctx.module_context,
         program,

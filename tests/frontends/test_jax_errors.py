@@ -180,6 +180,35 @@ def test_importing_it_imports_no_other_framework() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+SEVERAL_DEVICES = """
+import jax, jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import frontends.jax as hvd
+hvd.init()
+mesh, cut = Mesh(jax.devices(), ("x",)), PartitionSpec("x")
+one = jnp.ones(4)
+divided, copied = (jax.device_put(one, NamedSharding(mesh, how)) for how in (cut, PartitionSpec()))
+mapped = jax.shard_map(hvd.allreduce, mesh=mesh, in_specs=cut, out_specs=cut)
+for call, x in (
+    (hvd.jit(mapped), one), (jax.jit(mapped), one), (hvd.jit(hvd.allreduce), divided),
+    (hvd.allreduce, divided), (hvd.allreduce, copied), (hvd.allgather, copied), (hvd.broadcast_parameters, copied),
+):
+    try:
+        print(call(x, 0) if call is hvd.broadcast_parameters else call(x))
+    except ValueError as error:
+        print(type(error).__name__)
+there = jax.device_put(one, jax.devices()[1])
+print(hvd.allreduce(there), hvd.jit(hvd.allreduce)(divided.addressable_data(1)))
+hvd.shutdown()
+"""
+
+
+def test_a_program_of_several_devices_is_refused() -> None:
+    """Nothing orders the calls of one device among those of another: ranks would add different parts."""
+    text = output("-c", SEVERAL_DEVICES, JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    assert text == "ValueError\n" * 7 + "[1. 1. 1. 1.] [1. 1.]\n"
+
+
 ONE_CORE = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # XLA gets one thread
