@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any, Final
 from collectives.config import Config
 from collectives.launch.calls.notebook import RankOutput
 from collectives.launch.calls.outcome import Failure, Outcome, load
-from collectives.launch.calls.worker import without_interrupts, work
+from collectives.launch.calls.worker import send, without_interrupts, work
 from collectives.launch.processes import describe_status
 from transports import launchers, rendezvous
 from transports.auth import new_secret
@@ -62,9 +63,11 @@ class _Process:
 
 
 class ProcessRanks:
-    """`np` processes that call a function; `payload` and `pickler` as for `worker.work`. See `outcome.Ranks`.
+    """`np` processes that call a function. See `outcome.Ranks`.
 
-    output  what shows the output of the ranks; None leaves them this process's own streams
+    payload  the pickled (fn, args, kwargs)
+    pickler  as for `worker.work`
+    output   what shows the output of the ranks; None leaves them this process's own streams
     """
 
     def __init__(
@@ -101,15 +104,18 @@ class ProcessRanks:
             job = launchers.Job(rank, self._np, server.url, secret, rank, self._np, name)
             receiver, sender = context.Pipe(duplex=False)
             self._resources.callback(receiver.close)
-            with sender, contextlib.ExitStack() as ends:
+            call, feed = context.Pipe(duplex=False)
+            # Not an argument of the process: `start` would wait until it is read, which a process that dies never does.
+            feeder = threading.Thread(target=_feed, args=(feed, self._payload), name=f"ronde-call-{rank}", daemon=True)
+            with sender, call, contextlib.ExitStack() as ends:
                 stream = None if self._output is None else ends.enter_context(self._output.pipe(rank))
                 environment = launchers.job_to_environment(job)
-                call = (self._payload, self._pickler)
-                arguments = (rank, environment, self._config.transport, *call, sender, stream)
+                arguments = (rank, environment, self._config.transport, call, self._pickler, sender, stream)
                 process = context.Process(target=work, args=arguments, name=f"ronde-rank-{rank}")
                 self._processes.append(_Process(rank, process, receiver))  # an interrupt finds it, to end it
                 with without_interrupts():
                     process.start()
+            feeder.start()
         if self._output is not None:
             self._output.start()
 
@@ -138,3 +144,9 @@ class ProcessRanks:
             for process in started:
                 if process.exitcode is not None:
                     process.close()
+
+
+def _feed(call: connection.Connection, payload: bytes) -> None:
+    """Give a rank its call; one that has ended does not need it."""
+    with call:
+        send(call, payload)

@@ -190,6 +190,16 @@ def test_error_names_a_rank_that_exits() -> None:
 
 
 @pytest.mark.processes
+def test_a_process_that_ends_before_it_reads_a_large_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit(3)\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    with pytest.raises(RuntimeError, match="rank 0 .* exited with 3"):
+        run(len, 1, bytes(1 << 20))
+
+
+@pytest.mark.processes
 def test_error_names_a_rank_that_is_killed() -> None:
     with pytest.raises(RuntimeError, match=r"rank 1 \(pid \d+\) killed by SIGKILL"):
         run(die, 2, signal.SIGKILL)
