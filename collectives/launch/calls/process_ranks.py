@@ -44,7 +44,7 @@ class _Process:
                 self.received += piece
                 if not piece:
                     self.outcome = load(self.rank, bytes(self.received))
-        except EOFError:
+        except (EOFError, OSError):  # OSError: it has died in the middle of a piece
             self.open = False
 
     def check_exit(self) -> None:
