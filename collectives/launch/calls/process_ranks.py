@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import secrets
 import threading
 import time
@@ -35,6 +36,19 @@ class _Process:
     received: bytearray = field(default_factory=bytearray)
     open: bool = True
     outcome: Outcome | None = None
+    pidfd: int | None = None
+
+    def watch(self, resources: contextlib.ExitStack) -> None:
+        """Watch the started process by a descriptor of its own, if the system has them. `resources` closes it."""
+        if hasattr(os, "pidfd_open") and self.process.pid is not None:
+            with contextlib.suppress(OSError):  # then by the sentinel
+                self.pidfd = os.pidfd_open(self.process.pid)
+                resources.callback(os.close, self.pidfd)
+
+    @property
+    def end(self) -> int:
+        """It is ready once the process has ended; the sentinel only once all that it has forked have ended too."""
+        return self.process.sentinel if self.pidfd is None else self.pidfd
 
     def read(self) -> None:
         """Read the pieces that have arrived; the last one completes the outcome."""
@@ -115,6 +129,7 @@ class ProcessRanks:
                 self._processes.append(_Process(rank, process, receiver))  # an interrupt finds it, to end it
                 with without_interrupts():
                     process.start()
+            self._processes[-1].watch(self._resources)
             feeder.start()
         if self._output is not None:
             self._output.start()
@@ -122,7 +137,7 @@ class ProcessRanks:
     def receive(self, until: float) -> list[Outcome]:
         """Wait for outcomes, at most until that moment."""
         unfinished = [process for process in self._processes if process.outcome is None]
-        waiting: list[Any] = [process.process.sentinel for process in unfinished]
+        waiting: list[Any] = [process.end for process in unfinished]
         waiting += [process.results for process in unfinished if process.open]
         connection.wait(waiting, seconds_until(until))
         for process in unfinished:
@@ -133,17 +148,17 @@ class ProcessRanks:
     def close(self, *, abort: bool) -> None:
         """Wait for the processes (not with `abort`), then terminate and at last kill them. Releases everything."""
         with self._resources:
-            started = [process.process for process in self._processes if process.process.pid is not None]
+            started = [process for process in self._processes if process.process.pid is not None]
             for end in ([] if abort else [None]) + [BaseProcess.terminate, BaseProcess.kill]:
                 deadline = time.monotonic() + GRACE
                 for process in started:
                     if end is not None:
-                        end(process)
+                        end(process.process)
                 for process in started:
-                    process.join(max(0.0, deadline - time.monotonic()))
+                    connection.wait([process.end], seconds_until(deadline))
             for process in started:
-                if process.exitcode is not None:
-                    process.close()
+                if process.process.exitcode is not None:
+                    process.process.close()
 
 
 def _feed(call: connection.Connection, payload: bytes) -> None:

@@ -74,6 +74,16 @@ def die_in_a_piece() -> None:
     Connection.send_bytes = send_a_part  # type: ignore[method-assign]
 
 
+def die_before_a_child(path: Path) -> None:
+    child = os.fork()
+    if child:
+        path.write_text(str(child))
+        os._exit(7)
+    threading.Event().wait(TIMEOUT)
+    path.unlink()
+    os._exit(0)
+
+
 def wait_for_ever() -> None:
     ronde.recv(numpy.empty(1), 1 - ronde.rank())
 
@@ -202,6 +212,17 @@ def test_error_names_a_rank_that_exits() -> None:
 def test_error_names_a_rank_that_dies_while_it_sends_its_result() -> None:
     with pytest.raises(RuntimeError, match=r"rank 0 .* exited with 7"):
         run(die_in_a_piece, 1)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="processes are watched by pidfds, as Linux has")
+def test_error_names_a_rank_that_dies_before_a_process_that_it_has_forked(tmp_path: Path) -> None:
+    path = tmp_path / "child"
+    try:
+        with pytest.raises(RuntimeError, match=r"rank 0 .* exited with 7"):
+            ronde.run(die_before_a_child, 1, (path,), transport=PROCESSES)
+    finally:
+        os.kill(int(path.read_text()), signal.SIGKILL)  # it has not ended yet
 
 
 @pytest.mark.processes
