@@ -137,7 +137,7 @@ class FileBase(Handling):
         [descriptor] = opened
         mine = Intracomm.of(peers)
         hosts = {peers.process.world.members[rank].host for rank in peers.ranks}
-        pointer = Segment.make(8, mine.bcast, first, mine.Barrier) if len(hosts) == 1 else None
+        pointer = Segment.make(8, mine.allgather, first) if len(hosts) == 1 else None
         body = FileBody(peers, descriptor, filename, amode, pointer)
         body.info = dict(info.items())
         made = cls.of(body)
