@@ -129,15 +129,14 @@ class FileBase(Handling):
         try:
             _together(peers, lambda: open_it(flags) if first else None)
             _together(peers, lambda: None if first else open_it(flags & ~(os.O_EXCL | os.O_CREAT)))
+            hosts = {peers.process.world.members[rank].host for rank in peers.ranks}
+            pointer = Segment.make(8, Intracomm.of(peers).allgather, first) if len(hosts) == 1 else None
         except BaseException:
             for descriptor in opened:
                 os.close(descriptor)
             peers.close()
             raise
         [descriptor] = opened
-        mine = Intracomm.of(peers)
-        hosts = {peers.process.world.members[rank].host for rank in peers.ranks}
-        pointer = Segment.make(8, mine.allgather, first) if len(hosts) == 1 else None
         body = FileBody(peers, descriptor, filename, amode, pointer)
         body.info = dict(info.items())
         made = cls.of(body)
