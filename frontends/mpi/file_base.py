@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives import RondeError
 from frontends.mpi import objects
 from frontends.mpi.blocks import Block
 from frontends.mpi.comm import Intracomm
@@ -326,10 +325,7 @@ def _flags(amode: int) -> int:
 
 
 def _barrier(body: FileBody) -> None:
-    try:
-        body.peers.collectives.barrier(timeout=PATIENCE)
-    except RondeError as cause:
-        raise failure(cause)  # noqa: B904 - its cause is the error
+    body.peers.call("barrier", timeout=PATIENCE)
 
 
 def _together(peers: Peers, call: Callable[[], Any]) -> None:

@@ -147,7 +147,7 @@ class Win(Attributed, Handling):
     def _release(self) -> None:
         body = self._known()
         self.delete_attributes()
-        body.peers.collectives.barrier(timeout=constants.PATIENCE)
+        body.peers.call("barrier", timeout=constants.PATIENCE)
         body.parts = [None] * len(body.parts)
         for segment in (body.segment, body.locks):
             if segment is not None:
