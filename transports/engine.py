@@ -497,8 +497,10 @@ class Engine(Transport, AnySource, Owner):
     def oldest(self, sources: frozenset[int], tags: range) -> Arrival | None:
         return self.match_queue.oldest(sources, tags)
 
-    def withdraw(self, receive: Receive) -> bool:
+    def withdraw(self, receive: Receiving | ReceivingAny) -> bool:
         with self.lock:
+            if self.match_queue.held and not receive.done:
+                self.loop.glance(receive)  # it may have a held frame, which is offered again in a sweep
             if not self.match_queue.withdraw(receive):
                 return False
             receive.error = Withdrawn(f"a receive of rank {self.rank} was taken back", rank=self.rank)

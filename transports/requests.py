@@ -53,7 +53,7 @@ class Owner(ABC):
         """The envelope of the frame that a receive from any of `sources` would take now."""
 
     @abstractmethod
-    def withdraw(self, receive: Receive) -> bool:
+    def withdraw(self, receive: Receiving | ReceivingAny) -> bool:
         """Take a receive back; False if it has matched a frame."""
 
     @abstractmethod

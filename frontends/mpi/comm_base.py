@@ -334,5 +334,5 @@ def checked_buffer(buf: Any) -> Any:
 
 def gather_ints(peers: Peers, values: list[int]) -> list[int]:
     """The ints of all ranks of an intracommunicator, one rank after the other. Collective."""
-    found = peers.collectives.allgather(np.array(values, np.int64), timeout=constants.PATIENCE)
+    found = peers.call("allgather", np.array(values, np.int64), timeout=constants.PATIENCE)
     return [int(value) for value in found]

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives import RondeError
 from frontends.mpi import objects
 from frontends.mpi.blocks import Block
 from frontends.mpi.comm import Intracomm
@@ -129,15 +128,14 @@ class FileBase(Handling):
         try:
             _together(peers, lambda: open_it(flags) if first else None)
             _together(peers, lambda: None if first else open_it(flags & ~(os.O_EXCL | os.O_CREAT)))
+            hosts = {peers.process.world.members[rank].host for rank in peers.ranks}
+            pointer = Segment.make(8, Intracomm.of(peers).allgather, first) if len(hosts) == 1 else None
         except BaseException:
             for descriptor in opened:
                 os.close(descriptor)
             peers.close()
             raise
         [descriptor] = opened
-        mine = Intracomm.of(peers)
-        hosts = {peers.process.world.members[rank].host for rank in peers.ranks}
-        pointer = Segment.make(8, mine.bcast, first, mine.Barrier) if len(hosts) == 1 else None
         body = FileBody(peers, descriptor, filename, amode, pointer)
         body.info = dict(info.items())
         made = cls.of(body)
@@ -327,10 +325,7 @@ def _flags(amode: int) -> int:
 
 
 def _barrier(body: FileBody) -> None:
-    try:
-        body.peers.collectives.barrier(timeout=PATIENCE)
-    except RondeError as cause:
-        raise failure(cause)  # noqa: B904 - its cause is the error
+    body.peers.call("barrier", timeout=PATIENCE)
 
 
 def _together(peers: Peers, call: Callable[[], Any]) -> None:

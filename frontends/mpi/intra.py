@@ -257,7 +257,7 @@ def share_counts(
         if in_place:
             even, rest = divmod(given.count, peers.size)
             return [even + (rank < rest) for rank in range(peers.size)]
-        return [int(n) for n in peers.collectives.allgather(np.array([result.count]))]
+        return [int(n) for n in peers.call("allgather", np.array([result.count]))]
     counts = as_ints(recvcounts, "recvcounts")
     if len(counts) != peers.size or min(counts) < 0:
         raise ValueError(f"recvcounts={counts}: must be {peers.size} ints of at least 0, one for each rank")

@@ -9,18 +9,21 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from frontends.mpi.errors import missing
+from frontends.mpi.errors import error, missing
 from frontends.mpi.memory import Bytes
+from transports.errors import described
 
 try:
     import fcntl
 except ImportError:  # this system has no such locks
     fcntl = None  # type: ignore[assignment]
+
+T = TypeVar("T")
 
 _FIRST_PAUSE: Final = 20e-6
 _LAST_PAUSE: Final = 1e-3
@@ -41,33 +44,39 @@ class Segment:
         self.memory: Bytes = np.frombuffer(self._map, np.uint8) if self._map is not None else np.empty(0, np.uint8)
 
     @classmethod
-    def make(cls, nbytes: int, share: Callable[[Any], Any], first: bool, meet: Callable[[], Any]) -> Segment:
-        """A new segment of several ranks. Collective.
+    def make(cls, nbytes: int, gather: Callable[[Any], list[Any]], first: bool) -> Segment:
+        """A new segment of several ranks. Collective: if it fails on a rank, all raise ERR_NO_MEM.
 
-        share  gives all ranks the object of the first one
-        first  True on that rank
-        meet   a barrier
+        gather  gives all ranks the objects of all, that of the first one first
+        first   True on that rank
         """
         if fcntl is None:
             raise missing("memory that ranks share on this system", "use messages")
-        made, remove = -1, ""
-        try:
-            path = ""
-            if first:
-                made, path, remove = _create(nbytes)
-            path = share(path)
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        with contextlib.ExitStack() as made:
+            path, problem = _attempt(lambda: made.enter_context(_created(nbytes)) if first else "")
+            path, problem = gather((path, problem))[0]
+            segment: Segment | None = None
+            if not problem:
+                segment, problem = _attempt(lambda: cls._opened(path, nbytes))
             try:
-                meet()
-                return cls(descriptor, nbytes)
+                for rank, text in enumerate(gather(problem)):
+                    if text:
+                        raise error("ERR_NO_MEM", f"rank {rank} cannot share {nbytes} bytes: {text}")
             except BaseException:
-                os.close(descriptor)
+                if segment is not None:
+                    segment.close()
                 raise
-        finally:
-            if made >= 0:
-                os.close(made)
-            if remove:
-                os.unlink(remove)
+            assert segment is not None
+            return segment
+
+    @classmethod
+    def _opened(cls, path: str, nbytes: int) -> Segment:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(descriptor, nbytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     @contextlib.contextmanager
     def locked(self, place: int, check: Callable[[], Any], *, shared: bool = False) -> Any:
@@ -112,8 +121,17 @@ class Segment:
             self._descriptor = -1
 
 
-def _create(nbytes: int) -> tuple[int, str, str]:
-    """A file for a segment: its descriptor, the path by which others open it, and the path to be removed then."""
+def _attempt(call: Callable[[], T]) -> tuple[T | None, str]:
+    """The result of a call for memory, or the text of its error: the other ranks wait for that."""
+    try:
+        return call(), ""
+    except (OSError, OverflowError, MemoryError) as cause:
+        return None, described(cause)
+
+
+@contextlib.contextmanager
+def _created(nbytes: int) -> Iterator[str]:
+    """Make a file for a segment; the path by which others open it, meanwhile."""
     descriptor = -1
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or a sandbox refuses it
         if os.path.isdir("/proc/self/fd"):
@@ -123,5 +141,10 @@ def _create(nbytes: int) -> tuple[int, str, str]:
     else:
         descriptor, path = tempfile.mkstemp(prefix="ronde-mpi-")
         remove = path
-    os.ftruncate(descriptor, nbytes)
-    return descriptor, path, remove
+    try:
+        os.ftruncate(descriptor, nbytes)
+        yield path
+    finally:
+        os.close(descriptor)
+        if remove:
+            os.unlink(remove)

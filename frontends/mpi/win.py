@@ -95,11 +95,16 @@ class Win(Attributed, Handling):
         sizes = [nbytes for _, nbytes, _ in everyone]
         starts = [0, *np.cumsum(sizes).tolist()]
         segment = _segment(comm, starts[-1])
+        try:
+            locks = _segment(comm, 2 * peers.size)
+        except BaseException:
+            segment.close()
+            raise
         parts: list[tuple[Any, int] | None] = [
             (segment.memory[start : start + nbytes], unit)
             for start, (_, nbytes, unit) in zip(starts, everyone, strict=False)
         ]
-        return cls._with(WinBody(peers, parts, segment, _segment(comm, 2 * peers.size), flavor), info)
+        return cls._with(WinBody(peers, parts, segment, locks, flavor), info)
 
     @classmethod
     def _with(cls, body: WinBody, info: Info) -> Win:
@@ -142,7 +147,7 @@ class Win(Attributed, Handling):
     def _release(self) -> None:
         body = self._known()
         self.delete_attributes()
-        body.peers.collectives.barrier(timeout=constants.PATIENCE)
+        body.peers.call("barrier", timeout=constants.PATIENCE)
         body.parts = [None] * len(body.parts)
         for segment in (body.segment, body.locks):
             if segment is not None:
@@ -413,4 +418,4 @@ def _check_single(*blocks: Block) -> None:
 
 
 def _segment(comm: Intracomm, nbytes: int) -> Segment:
-    return Segment.make(nbytes, comm.bcast, comm.rank == 0, comm.Barrier)
+    return Segment.make(nbytes, comm.allgather, comm.rank == 0)

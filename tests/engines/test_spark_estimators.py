@@ -31,7 +31,7 @@ from examples import spark_estimator_digits
 from ronde.spark.store import Store
 from ronde.spark.torch import TorchEstimator, TorchModel
 
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +340,7 @@ def test_keras_weights_passes_and_bad_arguments(keras_here: Any, line: Any, tmp_
             keras_estimator(tmp_path, **changes).fit(line)
 
 
-@pytest.mark.timeout(300)  # it starts a cluster of its own
+@pytest.mark.timeout(400)  # it starts a cluster of its own
 def test_the_example() -> None:
     command = [sys.executable, spark_estimator_digits.__file__, "--epochs", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=270, check=False)

@@ -86,3 +86,20 @@ def test_a_probe_finds_a_frame_for_which_there_is_no_memory(name: str) -> None:
         transport.irecv(1, 5, memoryview(buffer), 7).wait(soon())
 
     on_ranks(backend_of(name, max_parked_bytes=1000), body, 2)
+
+
+@pytest.mark.parametrize("name", ["tcp", "shm"])
+def test_a_receive_of_a_held_frame_is_not_withdrawn(name: str) -> None:
+    data = bytes(range(256)) * 1000
+
+    def body(transport: Transport) -> None:
+        if transport.rank:
+            send(transport, 0, 5, data)
+            return
+        assert ability(transport).probe(frozenset((1,)), TAG, soon()) is not None
+        request = ability(transport).irecv_any(frozenset((1,)), TAG, None, None)
+        assert not request.withdraw()
+        request.wait(soon())
+        assert request.view == data
+
+    on_ranks(backend_of(name, max_parked_bytes=1000), body, 2)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from typing import Any, Final
 from collectives.config import Config
 from collectives.launch.calls.notebook import RankOutput
 from collectives.launch.calls.outcome import Failure, Outcome, load
-from collectives.launch.calls.worker import without_interrupts, work
+from collectives.launch.calls.worker import send, without_interrupts, work
 from collectives.launch.processes import describe_status
 from transports import launchers, rendezvous
 from transports.auth import new_secret
@@ -34,6 +36,19 @@ class _Process:
     received: bytearray = field(default_factory=bytearray)
     open: bool = True
     outcome: Outcome | None = None
+    pidfd: int | None = None
+
+    def watch(self, resources: contextlib.ExitStack) -> None:
+        """Watch the started process by a descriptor of its own, if the system has them. `resources` closes it."""
+        if hasattr(os, "pidfd_open") and self.process.pid is not None:
+            with contextlib.suppress(OSError):  # then by the sentinel
+                self.pidfd = os.pidfd_open(self.process.pid)
+                resources.callback(os.close, self.pidfd)
+
+    @property
+    def end(self) -> int:
+        """It is ready once the process has ended; the sentinel only once all that it has forked have ended too."""
+        return self.process.sentinel if self.pidfd is None else self.pidfd
 
     def read(self) -> None:
         """Read the pieces that have arrived; the last one completes the outcome."""
@@ -43,7 +58,7 @@ class _Process:
                 self.received += piece
                 if not piece:
                     self.outcome = load(self.rank, bytes(self.received))
-        except EOFError:
+        except (EOFError, OSError):  # OSError: it has died in the middle of a piece
             self.open = False
 
     def check_exit(self) -> None:
@@ -62,9 +77,11 @@ class _Process:
 
 
 class ProcessRanks:
-    """`np` processes that call a function; `payload` and `pickler` as for `worker.work`. See `outcome.Ranks`.
+    """`np` processes that call a function. See `outcome.Ranks`.
 
-    output  what shows the output of the ranks; None leaves them this process's own streams
+    payload  the pickled (fn, args, kwargs)
+    pickler  as for `worker.work`
+    output   what shows the output of the ranks; None leaves them this process's own streams
     """
 
     def __init__(
@@ -101,22 +118,26 @@ class ProcessRanks:
             job = launchers.Job(rank, self._np, server.url, secret, rank, self._np, name)
             receiver, sender = context.Pipe(duplex=False)
             self._resources.callback(receiver.close)
-            with sender, contextlib.ExitStack() as ends:
+            call, feed = context.Pipe(duplex=False)
+            # Not an argument of the process: `start` would wait until it is read, which a process that dies never does.
+            feeder = threading.Thread(target=_feed, args=(feed, self._payload), name=f"ronde-call-{rank}", daemon=True)
+            with sender, call, contextlib.ExitStack() as ends:
                 stream = None if self._output is None else ends.enter_context(self._output.pipe(rank))
                 environment = launchers.job_to_environment(job)
-                call = (self._payload, self._pickler)
-                arguments = (rank, environment, self._config.transport, *call, sender, stream)
+                arguments = (rank, environment, self._config.transport, call, self._pickler, sender, stream)
                 process = context.Process(target=work, args=arguments, name=f"ronde-rank-{rank}")
                 self._processes.append(_Process(rank, process, receiver))  # an interrupt finds it, to end it
                 with without_interrupts():
                     process.start()
+            self._processes[-1].watch(self._resources)
+            feeder.start()
         if self._output is not None:
             self._output.start()
 
     def receive(self, until: float) -> list[Outcome]:
         """Wait for outcomes, at most until that moment."""
         unfinished = [process for process in self._processes if process.outcome is None]
-        waiting: list[Any] = [process.process.sentinel for process in unfinished]
+        waiting: list[Any] = [process.end for process in unfinished]
         waiting += [process.results for process in unfinished if process.open]
         connection.wait(waiting, seconds_until(until))
         for process in unfinished:
@@ -127,14 +148,20 @@ class ProcessRanks:
     def close(self, *, abort: bool) -> None:
         """Wait for the processes (not with `abort`), then terminate and at last kill them. Releases everything."""
         with self._resources:
-            started = [process.process for process in self._processes if process.process.pid is not None]
+            started = [process for process in self._processes if process.process.pid is not None]
             for end in ([] if abort else [None]) + [BaseProcess.terminate, BaseProcess.kill]:
                 deadline = time.monotonic() + GRACE
                 for process in started:
                     if end is not None:
-                        end(process)
+                        end(process.process)
                 for process in started:
-                    process.join(max(0.0, deadline - time.monotonic()))
+                    connection.wait([process.end], seconds_until(deadline))
             for process in started:
-                if process.exitcode is not None:
-                    process.close()
+                if process.process.exitcode is not None:
+                    process.process.close()
+
+
+def _feed(call: connection.Connection, payload: bytes) -> None:
+    """Give a rank its call; one that has ended does not need it."""
+    with call:
+        send(call, payload)

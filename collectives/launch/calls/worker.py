@@ -21,21 +21,21 @@ from transports import launchers
 from transports.errors import RondeError, described
 
 PIECE: Final = 1 << 14
-"""Bytes. An outcome is sent in pieces of this size, so that the parent never waits long inside one."""
+"""Bytes. Calls and outcomes are sent in pieces of this size, so that the parent never waits long inside one."""
 
 
 def work(
     rank: int,
     environment: Mapping[str, str],
     transport: str | None,
-    payload: bytes,
+    call: Connection,
     pickler: Callable[[object], bytes],
     results: Connection,
     output: Connection | None,
 ) -> None:
     """The main function of a rank's process.
 
-    payload  the pickled (fn, args, kwargs)
+    call     brings the pickled (fn, args, kwargs)
     pickler  pickles the outcome
     results  takes the outcome
     output   takes the standard output and error of the rank; None if they stay
@@ -51,7 +51,7 @@ def work(
     outcome: Outcome
     try:
         _hear_interrupts()
-        fn, args, kwargs = pickle.loads(payload)
+        fn, args, kwargs = pickle.loads(_receive(call))
         init(transport=transport)
         value = fn(*args, **kwargs)
         shutdown()
@@ -63,7 +63,7 @@ def work(
     if os.getpid() != process:  # a child that the function has forked, and that has returned from it too
         sys.exit(0)
     # Sent before the other ranks can fail in consequence, so that the cause arrives first.
-    _send(results, dump(outcome, pickler))
+    send(results, dump(outcome, pickler))
     if is_initialized() and not isinstance(outcome, Success):
         world().abort(described(outcome.error))
         with contextlib.suppress(RondeError):  # the failure has been sent
@@ -90,12 +90,20 @@ def _hear_interrupts() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _send(results: Connection, data: bytes) -> None:
-    """Send in pieces, followed by an empty one. A parent that has closed the pipe does not need the outcome."""
+def send(pipe: Connection, data: bytes) -> None:
+    """Send in pieces, followed by an empty one. A process that has closed its end does not need the data."""
     with contextlib.suppress(BrokenPipeError):
         for start in range(0, len(data), PIECE):
-            results.send_bytes(data, start, min(PIECE, len(data) - start))
-        results.send_bytes(b"")
+            pipe.send_bytes(data, start, min(PIECE, len(data) - start))
+        pipe.send_bytes(b"")
+
+
+def _receive(pipe: Connection) -> bytearray:
+    data = bytearray()
+    with pipe:
+        while piece := pipe.recv_bytes():
+            data += piece
+    return data
 
 
 def _redirect(output: Connection) -> None:

@@ -83,6 +83,17 @@ def test_data_that_do_not_fit_their_target_are_refused_and_nothing_changes(ranks
     assert ranks(1, body) == [[1.0] * 4]
 
 
+@pytest.mark.parametrize("size", [2**60, 2**70], ids=["beyond memory", "beyond a file"])
+def test_memory_that_one_rank_cannot_make_is_an_error_of_all(ranks: Run, size: int) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        with pytest.raises(MPI.Exception) as caught:
+            MPI.Win.Allocate(size if comm.rank == 0 else 0, 1, comm=comm)
+        return caught.value.Get_error_class() == MPI.ERR_NO_MEM, comm.allreduce(1)
+
+    assert ranks(2, body) == [(True, 2)] * 2
+
+
 @pytest.mark.parametrize("call", ["Fetch_and_op", "Accumulate", "Compare_and_swap", "Write_shared"])
 def test_what_is_atomic_among_ranks_is_so_among_threads_of_one(
     ranks: Run, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

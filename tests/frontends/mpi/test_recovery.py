@@ -120,3 +120,20 @@ def test_revoking_ends_the_calls_of_ranks_that_do_not_come(ranks: Run, transport
         return left.allgather(old)
 
     assert ranks(3, body, transport) == [[0, 1, 2]] * 3
+
+
+def test_collectives_inside_of_other_calls_raise_errors_of_mpi(ranks: Run) -> None:
+    def body(comm: Any) -> None:
+        MPI = mpi()
+        window = MPI.Win.Allocate(8, 8, comm=comm)
+        comm.peers.process.world.abort("a rank has had enough")
+        for call in (
+            lambda: comm.Split(0),
+            lambda: comm.Split_type(MPI.COMM_TYPE_SHARED),
+            lambda: comm.Reduce_scatter(np.ones(2), np.empty(1)),
+            window.Free,
+        ):
+            with pytest.raises(MPI.Exception):
+                call()
+
+    ranks(2, body)

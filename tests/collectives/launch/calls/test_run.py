@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +64,24 @@ def vanish() -> None:
     if ronde.rank() == 1:
         os._exit(7)
     ronde.barrier()
+
+
+def die_in_a_piece() -> None:
+    def send_a_part(pipe: Connection, *_: Any) -> NoReturn:
+        os.write(pipe.fileno(), (100).to_bytes(4) + b"part")
+        os._exit(7)
+
+    Connection.send_bytes = send_a_part  # type: ignore[method-assign]
+
+
+def die_before_a_child(path: Path) -> None:
+    child = os.fork()
+    if child:
+        path.write_text(str(child))
+        os._exit(7)
+    threading.Event().wait(TIMEOUT)
+    path.unlink()
+    os._exit(0)
 
 
 def wait_for_ever() -> None:
@@ -187,6 +206,33 @@ def test_large_results() -> None:
 def test_error_names_a_rank_that_exits() -> None:
     with pytest.raises(RuntimeError, match=r"rank 1 \(pid \d+\) exited with 7"):
         run(vanish)
+
+
+@pytest.mark.processes
+def test_error_names_a_rank_that_dies_while_it_sends_its_result() -> None:
+    with pytest.raises(RuntimeError, match=r"rank 0 .* exited with 7"):
+        run(die_in_a_piece, 1)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="processes are watched by pidfds, as Linux has")
+def test_error_names_a_rank_that_dies_before_a_process_that_it_has_forked(tmp_path: Path) -> None:
+    path = tmp_path / "child"
+    try:
+        with pytest.raises(RuntimeError, match=r"rank 0 .* exited with 7"):
+            ronde.run(die_before_a_child, 1, (path,), transport=PROCESSES)
+    finally:
+        os.kill(int(path.read_text()), signal.SIGKILL)  # it has not ended yet
+
+
+@pytest.mark.processes
+def test_a_process_that_ends_before_it_reads_a_large_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit(3)\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    with pytest.raises(RuntimeError, match=r"rank 0 .* exited with 3"):
+        run(len, 1, bytes(1 << 20))
 
 
 @pytest.mark.processes
