@@ -155,7 +155,8 @@ class ProcessRanks:
                     if end is not None:
                         end(process.process)
                 for process in started:
-                    connection.wait([process.end], seconds_until(deadline))
+                    if connection.wait([process.end], seconds_until(deadline)):
+                        process.process.join()  # a sentinel is ready a moment before the process has ended
             for process in started:
                 if process.process.exitcode is not None:
                     process.process.close()
