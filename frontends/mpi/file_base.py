@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from frontends.mpi import objects
 from frontends.mpi.blocks import Block
 from frontends.mpi.comm import Intracomm
 from frontends.mpi.constants import (
@@ -35,6 +34,7 @@ from frontends.mpi.groups import Group
 from frontends.mpi.handles import Body
 from frontends.mpi.info import INFO_NULL, Info, InfoBody
 from frontends.mpi.memory import Bytes
+from frontends.mpi.objects import together
 from frontends.mpi.operations import Ended
 from frontends.mpi.peers import Peers
 from frontends.mpi.requests import Request
@@ -126,10 +126,10 @@ class FileBase(Handling):
             opened.append(_system(os.open, filename, flags, 0o666))
 
         try:
-            _together(peers, lambda: open_it(flags) if first else None)
-            _together(peers, lambda: None if first else open_it(flags & ~(os.O_EXCL | os.O_CREAT)))
+            together(peers, lambda: open_it(flags) if first else None)
+            together(peers, lambda: None if first else open_it(flags & ~(os.O_EXCL | os.O_CREAT)))
             hosts = {peers.process.world.members[rank].host for rank in peers.ranks}
-            pointer = Segment.make(8, Intracomm.of(peers).allgather, first) if len(hosts) == 1 else None
+            pointer = Segment.make(8, peers) if len(hosts) == 1 else None
         except BaseException:
             for descriptor in opened:
                 os.close(descriptor)
@@ -153,7 +153,7 @@ class FileBase(Handling):
         self._body = None
         try:
             if body.amode & MODE_DELETE_ON_CLOSE:
-                _together(body.peers, lambda: _system(os.unlink, body.name) if body.peers.rank == 0 else None)
+                together(body.peers, lambda: _system(os.unlink, body.name) if body.peers.rank == 0 else None)
             else:
                 _barrier(body)
         finally:
@@ -174,7 +174,7 @@ class FileBase(Handling):
     def Set_size(self, size: int) -> None:
         body = self._known()
         _barrier(body)
-        _together(body.peers, lambda: _system(os.ftruncate, body.descriptor, size) if body.peers.rank == 0 else None)
+        together(body.peers, lambda: _system(os.ftruncate, body.descriptor, size) if body.peers.rank == 0 else None)
 
     def Preallocate(self, size: int) -> None:
         body = self._known()
@@ -184,7 +184,7 @@ class FileBase(Handling):
             if self.Get_size() < size:
                 _system(os.ftruncate, body.descriptor, size)
 
-        _together(body.peers, lambda: grow() if body.peers.rank == 0 else None)
+        together(body.peers, lambda: grow() if body.peers.rank == 0 else None)
 
     def Get_size(self) -> int:
         return int(_system(os.fstat, self._known().descriptor).st_size)
@@ -227,7 +227,7 @@ class FileBase(Handling):
 
     def Sync(self) -> None:
         body = self._known()
-        _together(body.peers, lambda: None if body.amode & MODE_RDONLY else _system(os.fsync, body.descriptor))
+        together(body.peers, lambda: None if body.amode & MODE_RDONLY else _system(os.fsync, body.descriptor))
 
     # ---- views
 
@@ -306,7 +306,7 @@ class FileBase(Handling):
             words = self._shared().memory.view(np.int64)
             words[0] = self._sought(int(words[0]), offset, whence)
 
-        _together(body.peers, lambda: seek() if body.peers.rank == 0 else None)
+        together(body.peers, lambda: seek() if body.peers.rank == 0 else None)
 
     def Get_position_shared(self) -> int:
         return int(self._shared().memory.view(np.int64)[0])
@@ -326,18 +326,6 @@ def _flags(amode: int) -> int:
 
 def _barrier(body: FileBody) -> None:
     body.peers.call("barrier", timeout=PATIENCE)
-
-
-def _together(peers: Peers, call: Callable[[], Any]) -> None:
-    """Make a call on all ranks, and wait for them. If it fails on a rank, all raise. Collective."""
-    failed: Exception | None = None
-    try:
-        call()
-    except Exception as cause:  # noqa: BLE001 - the other ranks wait
-        failed = cause
-    failures = [one for one in objects.allgather(peers, failed) if one is not None]
-    if failures:
-        raise failed or failures[0]
 
 
 def _own(kind: Datatype) -> Datatype:

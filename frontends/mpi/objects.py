@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from frontends.mpi.operations import INTERNAL, Receiving, Sending, Several, comp
 from frontends.mpi.peers import Peers
 from frontends.mpi.pickles import encoded, pickle
 
+T = TypeVar("T")
 Combine = Callable[[Any, Any], Any]
 _OBJECTS = INTERNAL + (1 << 20)
 """The tag of objects of collectives."""
@@ -71,6 +72,21 @@ def alltoall(peers: Peers, sendobj: Sequence[Any] | None) -> list[Any]:
     found, sizes = peers.call("alltoall", np.concatenate(parts), splits, return_splits=True, timeout=PATIENCE)
     ends = np.cumsum(sizes)
     return [pickle.loads(found[end - size : end].data) for end, size in zip(ends, sizes, strict=True)]
+
+
+def together(peers: Peers, call: Callable[[], T]) -> list[T]:
+    """Make a call on all ranks; the results of all. If it fails on a rank, all raise. Collective."""
+    result: Any = None
+    failed: Exception | None = None
+    try:
+        result = call()
+    except Exception as cause:  # noqa: BLE001 - the other ranks wait
+        failed = cause
+    everyone = allgather(peers, (result, failed))
+    failures = [one for _, one in everyone if one is not None]
+    if failures:
+        raise failed or failures[0]
+    return [result for result, _ in everyone]
 
 
 def _each(count: int, objects: Sequence[Any] | None) -> list[Any]:

@@ -10,20 +10,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
 from frontends.mpi.errors import error, missing
 from frontends.mpi.memory import Bytes
+from frontends.mpi.objects import together
+from frontends.mpi.peers import Peers
 from transports.errors import described
 
 try:
     import fcntl
 except ImportError:  # this system has no such locks
     fcntl = None  # type: ignore[assignment]
-
-T = TypeVar("T")
 
 _FIRST_PAUSE: Final = 20e-6
 _LAST_PAUSE: Final = 1e-3
@@ -44,30 +44,25 @@ class Segment:
         self.memory: Bytes = np.frombuffer(self._map, np.uint8) if self._map is not None else np.empty(0, np.uint8)
 
     @classmethod
-    def make(cls, nbytes: int, gather: Callable[[Any], list[Any]], first: bool) -> Segment:
-        """A new segment of several ranks. Collective: if it fails on a rank, all raise ERR_NO_MEM.
-
-        gather  gives all ranks the objects of all, that of the first one first
-        first   True on that rank
-        """
+    def make(cls, nbytes: int, peers: Peers) -> Segment:
+        """A new segment of several ranks. Collective: if it fails on a rank, all raise ERR_NO_MEM."""
         if fcntl is None:
             raise missing("memory that ranks share on this system", "use messages")
-        with contextlib.ExitStack() as made:
-            path, problem = _attempt(lambda: made.enter_context(_created(nbytes)) if first else "")
-            path, problem = gather((path, problem))[0]
-            segment: Segment | None = None
-            if not problem:
-                segment, problem = _attempt(lambda: cls._opened(path, nbytes))
-            try:
-                for rank, text in enumerate(gather(problem)):
-                    if text:
-                        raise error("ERR_NO_MEM", f"rank {rank} cannot share {nbytes} bytes: {text}")
-            except BaseException:
-                if segment is not None:
-                    segment.close()
-                raise
-            assert segment is not None
-            return segment
+        opened: list[Segment] = []
+        with contextlib.ExitStack() as file, contextlib.ExitStack() as mapped:
+
+            def create() -> str:
+                with _errors(peers, nbytes):
+                    return file.enter_context(_created(nbytes)) if peers.rank == 0 else ""
+
+            def open_it() -> None:
+                with _errors(peers, nbytes):
+                    opened.append(mapped.enter_context(contextlib.closing(cls._opened(path, nbytes))))
+
+            path = together(peers, create)[0]
+            together(peers, open_it)
+            mapped.pop_all()
+        return opened[0]
 
     @classmethod
     def _opened(cls, path: str, nbytes: int) -> Segment:
@@ -121,12 +116,13 @@ class Segment:
             self._descriptor = -1
 
 
-def _attempt(call: Callable[[], T]) -> tuple[T | None, str]:
-    """The result of a call for memory, or the text of its error: the other ranks wait for that."""
+@contextlib.contextmanager
+def _errors(peers: Peers, nbytes: int) -> Iterator[None]:
+    """Turn what prevents a segment into an error of MPI."""
     try:
-        return call(), ""
+        yield
     except (OSError, OverflowError, MemoryError) as cause:
-        return None, described(cause)
+        raise error("ERR_NO_MEM", f"rank {peers.rank} cannot share {nbytes} bytes: {described(cause)}") from cause
 
 
 @contextlib.contextmanager

@@ -94,9 +94,9 @@ class Win(Attributed, Handling):
             raise error("ERR_SIZE", f"size={size}: must be 0 or more")
         sizes = [nbytes for _, nbytes, _ in everyone]
         starts = [0, *np.cumsum(sizes).tolist()]
-        segment = _segment(comm, starts[-1])
+        segment = Segment.make(starts[-1], comm.peers)
         try:
-            locks = _segment(comm, 2 * peers.size)
+            locks = Segment.make(2 * peers.size, comm.peers)
         except BaseException:
             segment.close()
             raise
@@ -125,7 +125,7 @@ class Win(Attributed, Handling):
         peers = comm.peers.twin()
         parts: list[tuple[Any, int] | None] = [None] * peers.size
         parts[peers.rank] = mine
-        locks = _segment(comm, 2 * peers.size)
+        locks = Segment.make(2 * peers.size, comm.peers)
         return cls._with(WinBody(peers, parts, None, locks, constants.WIN_FLAVOR_CREATE), info)
 
     @classmethod
@@ -415,7 +415,3 @@ def _check_single(*blocks: Block) -> None:
         raise ValueError(
             f"message: {[block.count for block in blocks]} elements; must be one element of one datatype each"
         )
-
-
-def _segment(comm: Intracomm, nbytes: int) -> Segment:
-    return Segment.make(nbytes, comm.allgather, comm.rank == 0)
