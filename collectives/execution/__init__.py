@@ -13,7 +13,7 @@ from collectives.execution.executor import Executor
 from collectives.execution.link import measure_link
 from collectives.execution.peers import Peers, brief
 from collectives.execution.positions import CallPosition, CallPositions
-from collectives.execution.rows import RowHook
+from collectives.execution.rows import Row, RowHook
 from collectives.execution.table import UNSCALED, Scales, Table
 from collectives.execution.windows import Windows
 
@@ -25,6 +25,7 @@ __all__ = [
     "CallPositions",
     "Executor",
     "Peers",
+    "Row",
     "RowHook",
     "Scales",
     "Table",

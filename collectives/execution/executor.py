@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -78,8 +78,6 @@ _MAX_BOUND: Final = 1 << 15
 _UNKNOWN: Final[Any] = object()
 _SCRATCH: Final = "scratch"
 """The key of a plan's scratch memory in `Plan.bound`."""
-BindSteps = Callable[[int], Sequence[Callable[[], object]]]
-"""(check) -> the steps of a plan, one call each: for plans whose arrays are not in the host's memory."""
 HookMaker = Callable[[Plan, Array, Array], RowHook | None]
 """(plan, source, target) -> the hook to run between the rows, or None."""
 
@@ -134,7 +132,8 @@ class Executor:
         self.quiet.run(np.seterr, all="ignore")
         self._transport = transport
         self._binder = Binder(transport, ranks, tag, windows, code)
-        self._counter = self._binder.counter
+        self.counter = self._binder.counter
+        """The step that the call is at, which its rows set."""
         self._current: tuple[Plan, int] | None = None
         self._window: Window | None = None
         self._stage: Callable[[float], object] | None = None
@@ -277,12 +276,10 @@ class Executor:
         self.run(plan, NO_DATA if source is None else source, NO_DATA if target is None else target, deadline)
         return plan
 
-    def run(
-        self, plan: Plan, source: Array, target: Array, deadline: float, bind_steps: BindSteps | None = None
-    ) -> bool:
+    def run(self, plan: Plan, source: Array, target: Array, deadline: float, rows: Iterable[Row] | None = None) -> bool:
         """Run a plan from flat `source` into flat `target`; see also `table` and `go_on`.
 
-        bind_steps  makes the steps, for arrays that are not in the host's memory
+        rows  the rows of a plan whose arrays are not in the host's memory
 
         Returns False if the plan is of a speculative call and another rank's call differs: nothing is lost then but
         the contents of `target`, and all ranks get the same answer. Any other failure aborts the transport and is
@@ -290,7 +287,7 @@ class Executor:
 
         After any other exception the caller of the call aborts if a call has begun: see operations.CallTurn and `left`.
         """
-        if self._state.code is not None and bind_steps is None and self.overlap is None:
+        if self._state.code is not None and rows is None and self.overlap is None:
             table = self.table(plan)
             answer = UNTRIED if table is None else table.run(source, target)
             if answer is None:
@@ -300,51 +297,60 @@ class Executor:
         # By functions of Python. All that can fail on this rank alone comes before the number.
         if self._transport.failure is not None:
             raise self._failed(plan, self._transport.failure)
-        program = plan.program
-        number, slot = self.words[CALLS] + 1, 0
-        if program.phases:
-            slot = (self._state.words[STAGED] + 1) % plan.staging_slots
-        given, taken = self._expose(plan, source, target) if plan.algorithm.single_copy else (source, target)
-        memory: list[Any] = []
-        steps: Sequence[Row] = ()
-        bound: BoundPlan | None = None
-        if bind_steps is None:
-            bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
-            memory = bound.memory(slot, given, taken)
-        else:
-            steps = [self._row(at, step) for at, step in enumerate(bind_steps(plan.check_of(number)))]
+        given, taken = source, target
+        if plan.algorithm.single_copy:
+            given, taken = self._expose(plan, source, target)
         counts = plan.tally.words
-        counts[TALLY_CALLS] += 1
+        calls = counts[TALLY_CALLS] + 1
+        observed = calls >= counts[TALLY_NEXT] or self.overlap is not None
+        memory: list[Any] = []
+        if rows is None:
+            bound: BoundPlan = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
+            slot = (self._state.words[STAGED] + 1) % plan.staging_slots if plan.program.phases else 0
+            memory = bound.memory(slot, given, taken)
+            rows = bound.rows if observed else bound.joined
+        counts[TALLY_CALLS] = calls
         times = None
-        rows: Iterable[Row]
-        if counts[TALLY_CALLS] >= counts[TALLY_NEXT] or self.overlap is not None:
+        if observed:
             hook, times = self._hook(plan, given, taken)
-            rows = rows_with_hook(steps if bound is None else bound.rows, hook)
-        else:
-            rows = steps if bound is None else bound.joined
-        self._begin(plan, number)
-        if not self._carry_out(plan, number, rows, memory, deadline, times):
+            rows = rows_with_hook(rows, hook)
+        number = self._begin(plan)
+        check, epoch = plan.check_of(number), number * _EPOCHS_PER_CALL
+        requests: list[Request | None] = [None] * plan.program.requests
+        try:
+            for row in rows:
+                row(memory, epoch, check, deadline, requests)
+        except RondeError as error:
+            self._end_without_effect(plan, error, deadline, requests)
             if taken is not target:
                 self._exposed = given, taken
             return False
+        finally:
+            if times is not None:
+                self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()])
+        if self._times_calls:  # as `_end`, without another call
+            self.words[self._entry + ENDED] = now()
+        self._current = None
         if taken is not target:
             np.copyto(target, taken)
         return True
 
-    def _begin(self, plan: Plan, number: int) -> None:
-        """Number a call: from here on this rank has to do its part, or to abort."""
+    def _begin(self, plan: Plan) -> int:
+        """Number a call: from here on this rank has to do its part, or to abort. Returns the number."""
         words = self.words
+        number: int = words[CALLS] + 1
         self._entry = entry = ENTRIES + (number & self._mask) * ENTRY_WORDS
         words[entry + TEXT] = plan.number
         if self._times_calls:
             words[entry + BEGAN] = now()
-        self._counter.step = 0  # before `_current`: the last call may have had more steps
+        self.counter.step = 0  # before `_current`: the last call may have had more steps
         self._current = plan, number
         words[CALLS] = number
         if plan.program.phases:
             self._state.words[STAGED] += 1
         elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
             self._window.publish(number * _EPOCHS_PER_CALL + 1, plan.check_of(number))
+        return number
 
     def table(self, plan: Plan) -> Table | None:
         """The table of a plan, whose `run` begins a call; None if the plan is not run by the compiled interpreter."""
@@ -394,69 +400,54 @@ class Executor:
         if answer == Answer.OVER:
             closed = ClosedError("the window was closed", rank=self.rank)
             raise self._failed(plan, self._transport.failure or closed)
-        self._counter.step = 0
+        self.counter.step = 0
         self._current = plan, self.calls
         self._entry = ENTRIES + (self.calls & self._mask) * ENTRY_WORDS
-        steps = plan.program.instructions
-
-        def rest(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
-            rows: tuple[Row, ...] = ()
-
-            def do(at: int) -> None:
-                nonlocal rows
-                row = None if rows else signalling_row(self._binder, at, steps[at])
-                if row is None:
-                    if not rows:  # most calls end without: nothing is bound before
-                        given, taken = table.flat(source, target)
-                        bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
-                        rows = bound.single_rows
-                        slot = self._state.words[STAGED] % plan.staging_slots if plan.program.phases else 0
-                        memory.extend(bound.memory(slot, given, taken))
-                    row = rows[at]
-                row(memory, epoch, check, deadline, requests)
-
-            table.rest(BegunCall(source, target, do, requests), max(answer, 0), left=answer >= 0)
-
-        try:
-            return self._carry_out(plan, self.calls, (rest,), [], deadline, None)
-        finally:
-            self.report_times(table, failed=True)
-
-    def _carry_out(
-        self,
-        plan: Plan,
-        number: int,
-        rows: Iterable[Row],
-        memory: list[Any],
-        deadline: float,
-        times: list[int] | None,
-    ) -> bool:
-        """Run the rows of a call that has its number. Returns and raises as `run`; `times`: see `Meter.ended`."""
+        steps, number = plan.program.instructions, self.calls
+        rows: tuple[Row, ...] = ()
+        memory: list[Any] = []
         check, epoch = plan.check_of(number), number * _EPOCHS_PER_CALL
         requests: list[Request | None] = [None] * plan.program.requests
+
+        def do(at: int) -> None:
+            nonlocal rows, memory
+            row = None if rows else signalling_row(self._binder, at, steps[at])
+            if row is None:
+                if not rows:  # most calls end without: nothing is bound before
+                    given, taken = table.flat(source, target)
+                    bound = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
+                    slot = self._state.words[STAGED] % plan.staging_slots if plan.program.phases else 0
+                    rows, memory = bound.single_rows, bound.memory(slot, given, taken)
+                row = rows[at]
+            row(memory, epoch, check, deadline, requests)
+
         try:
-            for row in rows:
-                row(memory, epoch, check, deadline, requests)
+            table.rest(BegunCall(source, target, do, requests), max(answer, 0), left=answer >= 0)
         except RondeError as error:
-            if plan.call.shape is None or not isinstance(error, MismatchError):
-                raise self._fail(plan, error) from None
-            try:
-                if plan.program.phases:
-                    self._meet(plan, epoch + 1, deadline)
-                else:
-                    self._refuse(plan, check, deadline, self._counter.step + 1, requests)
-            except RondeError as lost:
-                raise self._fail(plan, lost) from None
-            plan.tally.words[TALLY_CALLS] -= 1
-            self._end()
+            self._end_without_effect(plan, error, deadline, requests)
             return False
         finally:
-            if times is not None:
-                self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()])
-        if self._times_calls:  # as `_end`, without another call
-            self.words[self._entry + ENDED] = now()
-        self._current = None
+            self.report_times(table, failed=True)
+        self._end()
         return True
+
+    def _end_without_effect(
+        self, plan: Plan, error: RondeError, deadline: float, requests: list[Request | None]
+    ) -> None:
+        """End the call that is under way after an error. Raises the error as `run` does, unless the call is speculative
+        and another rank's call differs."""
+        number, speculative = self.calls, plan.call.shape is not None
+        if not speculative or not isinstance(error, MismatchError):
+            raise self._fail(plan, error) from None
+        try:
+            if plan.program.phases:
+                self._meet(plan, number * _EPOCHS_PER_CALL + 1, deadline)
+            else:
+                self._refuse(plan, plan.check_of(number), deadline, self.counter.step + 1, requests)
+        except RondeError as lost:
+            raise self._fail(plan, lost) from None
+        plan.tally.words[TALLY_CALLS] -= 1
+        self._end()
 
     def _end(self) -> None:
         """The call has ended."""
@@ -467,8 +458,7 @@ class Executor:
     def refuse(self, plan: Plan, deadline: float) -> None:
         """Take part in a speculative call by messages whose assumption this rank's part does not meet. All ranks have
         the same end as one whose `run` returns False. Raises as `run`."""
-        number = self.calls + 1
-        self._begin(plan, number)
+        number = self._begin(plan)
         try:
             requests: list[Request | None] = [None] * plan.program.requests
             self._refuse(plan, plan.check_of(number), deadline, 0, requests)
@@ -479,7 +469,7 @@ class Executor:
     def _refuse(self, plan: Plan, check: int, deadline: float, first: int, requests: list[Request | None]) -> None:
         """See execution/refusal.py."""
         parts = self._transport, self.ranks, self.tag
-        refuse(plan, *parts, check, deadline, first=first, requests=requests, counter=self._counter)
+        refuse(plan, *parts, check, deadline, first=first, requests=requests, counter=self.counter)
 
     def left(self, error: BaseException, what: str = "") -> None:
         """Abort, since an error has ended this rank's part in a call: the other ranks would wait for it.
@@ -501,7 +491,7 @@ class Executor:
 
     def position(self) -> CallPosition | None:
         """The call that is under way; None if there is none, or if it ends just now. From any thread."""
-        current, step = self._current, self._counter.step
+        current, step = self._current, self.counter.step
         if current is None or self._current is not current or not current[0].program.instructions:
             return None
         plan, number = current
@@ -561,15 +551,6 @@ class Executor:
             found = plan.bound[_SCRATCH] = self._scratch[:nbytes].view(plan.call.dtype)
         return found
 
-    def _row(self, at: int, step: Callable[[], object]) -> Row:
-        """A step that needs none of the arguments of a row, as one."""
-
-        def row(*call: Any) -> None:
-            self._counter.step = at
-            step()
-
-        return row
-
     def _expose(self, plan: Plan, source: Array, target: Array) -> tuple[Array, Array]:
         """Expose the arrays of a plan to the other ranks, or copies of them where the arrays cannot be read; returns
         the exposed ones."""
@@ -604,7 +585,7 @@ class Executor:
         assert self._window is not None
         waits = {step.peer: at for at, step in enumerate(plan.program.instructions) if step.kind is Kind.WAIT}
         for index in range(len(self.ranks)):
-            self._counter.step = waits.get(index, 0)
+            self.counter.step = waits.get(index, 0)
             self._window.wait(index, epoch, deadline)
 
     def _failed(self, plan: Plan, failure: RondeError) -> RondeError:
@@ -615,7 +596,7 @@ class Executor:
 
     def _fail(self, plan: Plan, error: RondeError) -> RondeError:
         """Abort because of an error in the present step; returns the error to raise."""
-        failure = self.abort_signal.fail(error, "in " + self._describe(plan, self.calls, self._counter.step))
+        failure = self.abort_signal.fail(error, "in " + self._describe(plan, self.calls, self.counter.step))
         self._current = None
         if isinstance(failure, MismatchError):
             return self._disagree(plan, self.calls, failure.message)

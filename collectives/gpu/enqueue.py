@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from collectives.execution import NO_DATA, Executor
+from collectives.execution import NO_DATA, Executor, Row
 from collectives.gpu.arithmetic import device_averaging, device_kernel
 from collectives.gpu.devices import DeviceStream
 from collectives.operations import dtype_name
 from collectives.planning import Call, Plan, Planner, all_blocks
 from collectives.proof import exchange_rounds, lower_ranks
 from collectives.schedule import SPECS, Buf, Instruction, Kind, Span, split_evenly
+from transports.base import Request
 from transports.errors import RondeError
 from transports.native import NativeCollectives, NativeGroup, NotNative
 
@@ -105,16 +106,21 @@ class Enqueuer:
         binder = _Binder(group, plan, self._rounds(plan), source, target, place, factor)
         text = plan.bound.get(_TEXT) or plan.bound.setdefault(_TEXT, call.describe())
 
-        def bind(check: int) -> Sequence[Callable[[], object]]:
-            calls = [binder.bind(step) for step in plan.program.instructions]
-            if calls:
-                calls[0] = partial(_one_by_one, partial(group.enter, check, deadline, text), calls[0])
-                calls[-1] = partial(
-                    _one_by_one, calls[-1], binder.finish, partial(group.leave, place.handle, binder.keep)
-                )
-            return calls
+        steps = [binder.bind(step) for step in plan.program.instructions]
+        if steps:
+            steps[-1] = partial(_one_by_one, steps[-1], binder.finish, partial(group.leave, place.handle, binder.keep))
 
-        self.executor.run(plan, NO_DATA, NO_DATA, deadline, bind)
+        def row_of(at: int, step: Callable[[], object]) -> Row:
+            def row(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
+                self.executor.counter.step = at
+                if at == 0:
+                    group.enter(check, deadline, text)
+                step()
+
+            return row
+
+        rows = [row_of(at, step) for at, step in enumerate(steps)]
+        self.executor.run(plan, NO_DATA, NO_DATA, deadline, rows)
         return self.averages(call)
 
     def bare(self, call: Call, source: Any, target: Any, place: DeviceStream) -> Callable[[], None] | None:

@@ -45,7 +45,7 @@ def test_each_row_has_a_position() -> None:
         plan = plan_of(comm, x)
 
         def row(step: int, *call: Any) -> None:
-            executor._counter.step = step
+            executor.counter.step = step
             found.append(positions(comm))
 
         bind(comm, plan, *(partial(row, step) for step in range(2)))
@@ -111,7 +111,7 @@ def test_failed_call_keeps_its_position_until_the_error_is_raised(monkeypatch: p
         assert positions(comm) == []
 
     def fail(comm: Communicator, step: int) -> None:
-        executor_of(comm)._counter.step = step
+        executor_of(comm).counter.step = step
         raise DeadlineExceeded("too late")
 
     monkeypatch.setattr(Executor, "_fail", look)
