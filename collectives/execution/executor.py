@@ -301,20 +301,21 @@ class Executor:
         if plan.algorithm.single_copy:
             given, taken = self._expose(plan, source, target)
         counts = plan.tally.words
-        calls = counts[TALLY_CALLS] + 1
+        counts[TALLY_CALLS] = calls = counts[TALLY_CALLS] + 1
         observed = calls >= counts[TALLY_NEXT] or self.overlap is not None
+        staged = self._state.words[STAGED] + 1 if plan.program.phases else 0
         memory: list[Any] = []
         if rows is None:
             bound: BoundPlan = plan.bound.get(BoundPlan) or self._bind(plan, given, taken)
-            slot = (self._state.words[STAGED] + 1) % plan.staging_slots if plan.program.phases else 0
-            memory = bound.memory(slot, given, taken)
+            memory = bound.memory(staged % plan.staging_slots, given, taken)
             rows = bound.rows if observed else bound.joined
-        counts[TALLY_CALLS] = calls
         times = None
         if observed:
             hook, times = self._hook(plan, given, taken)
             rows = rows_with_hook(rows, hook)
         number = self._begin(plan)
+        if staged:
+            self._state.words[STAGED] = staged
         check, epoch = plan.check_of(number), number * _EPOCHS_PER_CALL
         requests: list[Request | None] = [None] * plan.program.requests
         try:
@@ -346,9 +347,8 @@ class Executor:
         self.counter.step = 0  # before `_current`: the last call may have had more steps
         self._current = plan, number
         words[CALLS] = number
-        if plan.program.phases:
-            self._state.words[STAGED] += 1
-        elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
+        if self._window is not None and not plan.program.phases:
+            # For a peer that awaits this rank in another, one-sided call by mistake.
             self._window.publish(number * _EPOCHS_PER_CALL + 1, plan.check_of(number))
         return number
 

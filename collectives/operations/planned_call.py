@@ -62,8 +62,8 @@ class PlannedCall:
     """
 
     __slots__ = (
+        "_exchange",
         "_executor",
-        "_function",
         "_quietly",
         "_speculation",
         "_table",
@@ -101,7 +101,7 @@ class PlannedCall:
         speculation  decides whether a speculative call is tried
         """
         self._quietly = space.quietly
-        self._function = function
+        self._exchange = partial(space.quietly, function, plan)
         self.plan = plan
         self.dtype = dtype
         self.shape = shape
@@ -137,7 +137,7 @@ class PlannedCall:
             else:
                 target = result.reshape(-1)
                 source = target if out is x else x.reshape(-1)
-            done = self._quietly(self._function, self.plan, source, target, deadline)
+            done = self._exchange(source, target, deadline)
         else:
             assert self._table is not None
             done = self._quietly(self._executor.go_on, self._table, answer, x, result, deadline)
@@ -167,7 +167,7 @@ class PlannedCall:
         """Run it between flat arrays; `target` is None where this rank gets no result. Raises as Executor.run."""
         if self.again is not None:
             return self.again(deadline).run(source, target, deadline)
-        return self._quietly(self._function, self.plan, source, target, deadline)
+        return self._exchange(source, target, deadline)
 
     @property
     def exchanges_only(self) -> bool:

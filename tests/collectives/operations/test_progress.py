@@ -61,12 +61,13 @@ def test_jobs_of_both_kinds_keep_their_order(world: World) -> None:
 
 
 def busy(calls: int) -> list[float]:
-    """Seconds until an allreduce is over, beside a loop that never lets another thread run Python."""
+    """Seconds until an allreduce is over, beside a loop that lets another thread run Python every three seconds. A call
+    whose peer is late, on a busy machine, is left to Python."""
     world, seconds = ronde.world(), []
     x = np.ones(16384, np.float32)
     for _ in range(20):
         world.allreduce_async(x, out=x.copy()).wait()
-    sys.setswitchinterval(1000.0)
+    sys.setswitchinterval(3.0)
     for _ in range(calls):
         began = time.perf_counter()
         work = world.allreduce_async(x, out=x)
@@ -82,7 +83,7 @@ def busy(calls: int) -> list[float]:
 def test_beside_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RONDE_COMPILED", "on")  # a busy machine has not always loaded the code when `init` returns
     first, second = ronde.run(functools.partial(busy, 60), 2, transport="shm", timeout=120.0)
-    print(f"median {np.median(first + second) * 1e6:.0f} us")  # it ends at all: the thread cannot get Python's lock
+    assert np.median(first + second) < 3.0, "the thread has waited for Python's lock"
 
 
 def test_callbacks(world: World) -> None:
