@@ -284,7 +284,7 @@ def test_a_rank_of_this_host_that_is_late_is_not_sought_by_tcp() -> None:
             with pytest.raises(DeadlineExceeded):
                 transport.recv(1, 1, memoryview(bytearray()), time.monotonic() + 0.6)
         late.wait(SECONDS)
-        return isinstance(transport, AutoTransport) and bool(tcp_link(transport)._outgoing)
+        return isinstance(transport, AutoTransport) and bool(tcp_link(transport).lanes)
 
     late = threading.Barrier(3)
     assert on_ranks(auto(), body, hosts="aab") == [False] * 3

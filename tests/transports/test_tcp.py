@@ -30,6 +30,7 @@ from tests.transports.tcp_ranks import (
 )
 from transports import tcp
 from transports.errors import AbortedError, ClosedError, ConfigError, DeadlineExceeded, PeerLost, RondeError
+from transports.packed import pack
 from transports.rendezvous.file import FileStore
 from transports.tcp import Options, TcpTransport, sockets
 from transports.testing import Leaks
@@ -374,10 +375,15 @@ def test_a_peer_that_does_not_read_for_long_is_not_lost() -> None:
 
 def test_a_peer_that_never_connected_is_lost_too() -> None:
     """The waiting rank is not notified: it checks by itself."""
-    with ranks(2) as (a, b):
-        tcp_link(b)._listener.close()  # as if its process had ended
+    group = groups(2)[0]
+    a = TcpTransport(group)
+    with socket.socket() as ended:
+        ended.bind(("127.0.0.1", 0))
+        group.store.prefixed("tcp").put_row("addresses", 1, 2, pack(ended.getsockname()))
+        a.open(soon())
         with pytest.raises(PeerLost, match=r"rank 0 cannot connect to rank 1 .* refused"):
             recv(a, 1, 0, 1)
+        a.close(soon())
 
 
 @pytest.mark.long
@@ -409,9 +415,8 @@ def test_other_settings_work_too() -> None:
 def test_connections_inside_a_host_are_not_paced() -> None:
     with ranks(2) as transports:
         link(transports)
-        lanes = [lane for t in transports for lane in tcp_link(t)._outgoing.values()]
-        assert len(lanes) == 2
-        for lane in lanes:
+        for t in transports:
+            lane = tcp_link(t).lane_to(1 - t.rank)
             assert lane.sock is not None
             chosen = lane.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             assert chosen.rstrip(b"\0") == b"reno"
