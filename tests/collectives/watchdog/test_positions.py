@@ -23,7 +23,7 @@ from transports.errors import DeadlineExceeded, RondeError
 
 
 def positions(comm: Communicator) -> list[CallPosition]:
-    return comm._family.positions.now()
+    return executor_of(comm).positions.now()
 
 
 def bind(comm: Communicator, plan: Plan, *rows: Row) -> None:
@@ -234,13 +234,18 @@ def test_receive_from_any_rank_has_a_position_that_awaits_none(call: str) -> Non
             assert (place.number, place.peers, place.awaits, place.text) == (0, (0, 1, 2), None, doing)
 
 
-def test_closed_communicator_is_not_asked() -> None:
+def test_closed_communicator_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.local()
+    monkeypatch.setattr(Executor, "position", lambda executor: asked.keys.append(executor.key))
+
     def rank(comm: Communicator) -> None:
         group = comm.split(0)
         assert group is not None
-        assert len(comm._family.positions._sources) == 4  # each has an executor for plain calls and one for named ones
-        group.close()
-        assert len(comm._family.positions._sources) == 2
+        for number in (4, 2):  # each has an executor for plain calls and one for named ones
+            asked.keys = []
+            positions(comm)
+            assert len(asked.keys) == number
+            group.close()
 
     with world_of("local", 2) as world:
         world.run(rank)
