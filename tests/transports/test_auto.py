@@ -438,15 +438,6 @@ def test_link_costs_are_those_of_the_two() -> None:
     assert transport.link_costs() == (inside.link_costs()[0], across.link_costs()[1])
 
 
-def test_aborted_before_it_was_opened() -> None:
-    transport = auto()(groups(1)[0])
-    transport.abort(AbortedError("first"))
-    transport.abort(AbortedError("second"))
-    with pytest.raises(AbortedError, match="first"):
-        transport.open(soon())
-    transport.close(soon())
-
-
 def test_opened_once() -> None:
     transport = auto()(groups(1)[0])
     assert not transport.authenticated

@@ -200,9 +200,10 @@ def test_a_closed_peer_is_an_error_only_for_waits_on_it() -> None:
         in_threads(leave, stay, miss)
 
 
-def test_frames_sent_before_the_close_arrive() -> None:
+@pytest.mark.parametrize("options", [Options(), Options(connections=3, spread_bytes=1)])
+def test_frames_sent_before_the_close_arrive(options: Options) -> None:
     length = 20 << 20
-    with ranks(2) as (a, b):
+    with ranks(2, options) as (a, b):
 
         def leave() -> None:
             outgoing = [a.isend(1, tag, memoryview(bytes([tag]) * length)) for tag in range(2)]
@@ -247,21 +248,6 @@ def test_close_ends_the_waits_of_other_threads() -> None:
             wait_until(gone.is_set, drive=t)
 
         in_threads(waiting, waiting, closing, lambda: staying(b), lambda: staying(c))
-
-
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
-def test_a_signal_handler_may_close_the_transport_that_its_thread_drives() -> None:
-    t = tcp.create(groups(1)[0], Options())
-    t.open(soon())
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: t.close(soon()))
-    timer = threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGUSR2])
-    timer.start()
-    try:
-        with pytest.raises(ClosedError):
-            recv(t, 0, 1, 4)
-    finally:
-        timer.join()
-        signal.signal(signal.SIGUSR2, before)
 
 
 def test_many_threads_may_wait_on_one_transport() -> None:

@@ -154,25 +154,6 @@ def test_the_loss_of_any_connection_is_that_of_the_peer(connection: int) -> None
         every([a, b], lose)
 
 
-def test_frames_sent_before_the_close_arrive() -> None:
-    length = 20 << 20
-    with ranks(2, ALL) as (a, b):
-        gone = threading.Event()
-
-        def leave() -> None:
-            outgoing = [a.isend(1, tag, memoryview(bytes([tag]) * length)) for tag in range(2)]
-            a.close(soon())
-            gone.set()
-            assert [request.test() for request in outgoing] == [True, True]
-
-        def stay() -> None:
-            for tag in range(2):
-                assert recv(b, 0, tag, length) == bytes([tag]) * length
-            wait_until(gone.is_set, drive=b)
-
-        in_threads(leave, stay)
-
-
 def test_a_closed_peer_fails_only_waits_on_it() -> None:
     """Also when its lanes of pieces are seen to end before the other one."""
     with ranks(3, ALL) as (a, b, c):

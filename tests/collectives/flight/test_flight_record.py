@@ -38,14 +38,9 @@ from tests.processes import run_processes
 from tests.transports.tcp_ranks import wait_until
 from tests.worlds import world_of
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 FORMS = [("shm", "off"), ("shm", "on"), ("tcp", "off"), ("tcp", "on")]
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    (tmp_path / "run").mkdir()
 
 
 def found() -> list[Record]:
@@ -218,42 +213,28 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             read(path, 0)
 
 
-@pytest.mark.parametrize("kept", [LOGS_AT - 1, LOGS_AT, LOGS_AT + 8, LOGS_AT + 300, LOGS_AT + 5000])
-def test_a_record_that_is_cut_off_is_refused(tmp_path: Path, kept: int) -> None:
-    record = FlightRecord.create("w", 0, {"size": 1})
-    record.call_log("a", 1, 0, "world")
-    assert record.path is not None
-    cut = tmp_path / "rank-0.flight"
-    cut.write_bytes(record.path.read_bytes()[:kept])
-    record.close()
-    with pytest.raises(UnreadableRecord):
-        read(cut, 0)
-
-
-@pytest.mark.parametrize(("at", "value"), [(FACTS_AT + 8, b"\xc1"), (FACTS_AT, b"\x01"), (HEAD_BYTES + 16, b"\xc1")])
-def test_a_record_that_is_damaged_is_refused(tmp_path: Path, at: int, value: bytes) -> None:
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        *((kept, None) for kept in (LOGS_AT - 1, LOGS_AT, LOGS_AT + 8, LOGS_AT + 300, LOGS_AT + 5000)),
+        (FACTS_AT + 8, b"\xc1"),
+        (FACTS_AT, b"\x01"),
+        (HEAD_BYTES + 16, b"\xc1"),
+        (FACTS_AT, bytes(8)),  # it tells of no rank
+        *((LOGS_AT + 8 * KEPT_MASK, struct.pack("q", kept)) for kept in (-1, 1 << 60)),
+    ],
+)
+def test_a_record_that_is_cut_off_or_damaged_is_refused(tmp_path: Path, at: int, value: bytes | None) -> None:
     record = FlightRecord.create("w", 0, {"size": 1})
     record.describe(TEXTS, Description("barrier()", "barrier", 0, "", 0, -1, ""))
-    assert record.path is not None
-    data = bytearray(record.path.read_bytes())
-    record.close()
-    data[at : at + 1] = value
-    damaged = tmp_path / "rank-0.flight"
-    damaged.write_bytes(data)
-    with pytest.raises(UnreadableRecord):
-        read(damaged, 0)
-
-
-@pytest.mark.parametrize(
-    ("at", "value"), [(FACTS_AT, 0), (LOGS_AT + 8 * KEPT_MASK, -1), (LOGS_AT + 8 * KEPT_MASK, 1 << 60)]
-)
-def test_a_record_that_tells_of_no_rank_or_of_too_many_calls_is_refused(tmp_path: Path, at: int, value: int) -> None:
-    record = FlightRecord.create("w", 0, {"size": 1})
     record.call_log("0-0", 1, 0, "world")
     assert record.path is not None
     data = bytearray(record.path.read_bytes())
     record.close()
-    struct.pack_into("q", data, at, value)
+    if value is None:
+        del data[at:]
+    else:
+        data[at : at + len(value)] = value
     damaged = tmp_path / "rank-0.flight"
     damaged.write_bytes(data)
     with pytest.raises(UnreadableRecord):

@@ -346,12 +346,6 @@ def test_setting_timeline_starts_it_and_close_stops_it(tmp_path: Path) -> None:
         assert [e["name"] for e in on(events, "collectives")] == ["barrier"]
 
 
-def test_names_of_files() -> None:
-    assert rank_path(Path("a/run.json"), 3) == Path("a/run.rank3.json")
-    assert rank_path(Path("run-{rank}.json"), 12) == Path("run-12.json")
-    assert rank_path(Path("run"), 0) == Path("run.rank0")
-
-
 def test_start_timeline_compares_the_clocks_of_several_hosts(tmp_path: Path) -> None:
     with world_of("auto", 2, hosts="ab") as world:
         world.run(lambda comm: comm.start_timeline(tmp_path / "t"))

@@ -14,6 +14,7 @@ from types import TracebackType
 
 import pytest
 
+from tests.transports.groups import free_port
 from transports.errors import ConfigError, RendezvousError
 from transports.launchers import dialing, find, meet, serving
 from transports.launchers.address import AtAddress
@@ -27,11 +28,6 @@ from transports.store import Store
 
 SECRET = "5a" * 16
 BOUND = 60.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class Ranks:
@@ -70,9 +66,11 @@ def three() -> Iterator[Ranks]:
         yield Ranks(3, pool)
 
 
-def test_address_of_a_job(three: Ranks) -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_address_of_a_job(three: Ranks, by_hand: bool) -> None:
     """Twice, as after `shutdown`: the second time a fast rank may still find the server of the first meeting."""
-    way = AtAddress({"RONDE_SECRET": SECRET}, "localhost")
+    env = {"RONDE_SECRET": SECRET}
+    way = GivenByHand(env, f"tcp://localhost:{free_port()}") if by_hand else AtAddress(env, "localhost")
     histories = [History() for _ in range(3)]
     for _ in range(2):
         assert three.meet([way] * 3, histories) == [bytes.fromhex(SECRET)] * 3
@@ -211,13 +209,6 @@ def test_offer_that_is_none(offer: bytes) -> None:
 
 
 # The user's store
-
-
-def test_address_by_hand(three: Ranks) -> None:
-    way = GivenByHand({"RONDE_SECRET": SECRET}, f"tcp://localhost:{free_port()}")
-    histories = [History() for _ in range(3)]
-    for _ in range(2):
-        assert three.meet([way] * 3, histories) == [bytes.fromhex(SECRET)] * 3
 
 
 def test_address_by_hand_that_somebody_else_serves(three: Ranks) -> None:
