@@ -16,6 +16,7 @@ from collectives import Communicator
 from collectives.execution import CallPosition
 from collectives.execution.executor import Executor
 from collectives.execution.rows import BoundPlan, Row
+from collectives.failure import AbortSignal
 from collectives.metering.meter import Meter
 from collectives.planning.plan import Plan
 from tests.worlds import executor_of, kept_plans, world_of
@@ -90,13 +91,14 @@ def test_a_position_can_be_asked_for_at_every_line_of_a_call(transport: str) -> 
 def test_failed_call_keeps_its_position_until_the_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait chain is asked for while the call gives up."""
     found: list[tuple[int, int]] = []
-    fail_call = Executor._fail
+    give_up = AbortSignal.fail
 
-    def look(executor: Executor, plan: Plan, error: RondeError) -> RondeError:
-        if executor.rank == 0:
+    def look(signal: AbortSignal, *error: Any) -> RondeError:
+        executor = executor_of(world.communicators[0])
+        if executor.abort_signal is signal:
             (place,) = [place for place in executor.positions.now() if place.caller is executor]
             found.append((place.number, place.step))
-        return fail_call(executor, plan, error)
+        return give_up(signal, *error)
 
     def rank(comm: Communicator) -> None:
         x = np.ones(8)
@@ -114,7 +116,7 @@ def test_failed_call_keeps_its_position_until_the_error_is_raised(monkeypatch: p
         executor_of(comm)._counter.step = step
         raise DeadlineExceeded("too late")
 
-    monkeypatch.setattr(Executor, "_fail", look)
+    monkeypatch.setattr(AbortSignal, "fail", look)
     with world_of("local", 2) as world:
         world.run(rank)
 

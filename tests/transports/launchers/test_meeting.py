@@ -42,12 +42,12 @@ class Ranks:
     ) -> list[bytes]:
         """Meet, say hello to each other, leave; the secrets of all ranks."""
         outcomes: list[Future[bytes]] = [
-            self._pool.submit(self._rank, rank, way, histories[rank] if histories else History(), job, patience)
+            self._pool.submit(self.rank, rank, way, histories[rank] if histories else History(), job, patience)
             for rank, way in enumerate(ways)
         ]
         return [outcome.result(BOUND) for outcome in outcomes]
 
-    def _rank(self, rank: int, way: Way, history: History, job: str, patience: float) -> bytes:
+    def rank(self, rank: int, way: Way, history: History, job: str, patience: float) -> bytes:
         with contextlib.ExitStack() as resources:
             deadline = time.monotonic() + patience
             meeting = Meeting(rank, self.size, job, history, True, "", deadline, None, resources)
@@ -193,7 +193,7 @@ def test_rank_0_that_cannot_serve_tells_all(three: Ranks, monkeypatch: pytest.Mo
     values = Values(3)
     way = Published("a dictionary", lambda deadline: values)
     with ThreadPoolExecutor(3) as pool:
-        outcomes = [pool.submit(three._rank, rank, way, History(), "job", BOUND) for rank in range(3)]
+        outcomes = [pool.submit(three.rank, rank, way, History(), "job", BOUND) for rank in range(3)]
         for outcome in outcomes:
             with pytest.raises(ConfigError, match="interface='ib0'"):
                 outcome.result(BOUND)
