@@ -475,3 +475,11 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with Leaks():
         yield
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flight records of the test alone."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "run").mkdir()

@@ -45,7 +45,7 @@ class World:
         given = {"transport": transport, "timeout": 60.0, "calibrate": False, **settings}
         self._configs = [Config.load({**given, "compiled": setting}, environment={}) for setting in compiled]
         self._pool = ThreadPoolExecutor(size, thread_name_prefix=f"{transport}-{size}")
-        self._store = MemoryStore()
+        self.store = MemoryStore()
         self._gate = threading.Barrier(size)
         try:
             self.communicators: list[Communicator] = self._everywhere(self._connect)
@@ -55,7 +55,7 @@ class World:
 
     def _connect(self, rank: int) -> Communicator:
         deadline = time.monotonic() + BOUND
-        group = join(rank, self.size, self._store, secret=SECRET, deadline=deadline)
+        group = join(rank, self.size, self.store, secret=SECRET, deadline=deadline)
         if self._hosts:
             members = zip(group.members, self._hosts, strict=True)
             group = dataclasses.replace(group, members=tuple(dataclasses.replace(m, host=h) for m, h in members))
@@ -100,7 +100,7 @@ class World:
             self._everywhere(lambda rank: self.communicators[rank].current.close(10.0))
         finally:
             self._pool.shutdown()
-            self._store.close()
+            self.store.close()
 
 
 class Worlds:
@@ -134,14 +134,15 @@ def world_of(transport: str, size: int, **settings: Any) -> Iterator[World]:
         world.close()
 
 
-def executor_of(comm: Communicator) -> Executor:
-    """The executor of a communicator, for tests of what no result shows: which plans it keeps, and how they run."""
-    return comm._executor
+def executor_of(comm: Communicator, *, named: bool = False) -> Executor:
+    """The executor of a communicator, or that of its named operations, for tests of what no result shows: which plans
+    it keeps, and how they run."""
+    return comm._named.host.executor if named else comm._executor
 
 
-def kept_plans(comm: Communicator) -> list[Plan]:
+def kept_plans(comm: Communicator, *, named: bool = False) -> list[Plan]:
     """The plans that a communicator keeps."""
-    return list(executor_of(comm).planner._plans.values())
+    return list(executor_of(comm, named=named).planner.numbered.values())
 
 
 def newest_plan(comm: Communicator) -> Plan | None:

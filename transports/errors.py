@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _MOST_RANKS: Final = 1 << 31
-_LONGEST_TEXT: Final = 1 << 13
+LONGEST_TEXT: Final = 1 << 13
 
 
 class RondeError(Exception):
@@ -133,7 +133,7 @@ def to_wire(error: RondeError) -> dict[str, object]:
     """A description of an error in plain values, for the other ranks. A text of more than 8192 characters is cut."""
     return {
         "kind": type(error).__name__,
-        "message": error.message[:_LONGEST_TEXT],
+        "message": error.message[:LONGEST_TEXT],
         "rank": error.rank,
         "peer": error.peer,
     }

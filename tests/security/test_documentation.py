@@ -61,8 +61,8 @@ def test_the_limits_are_those_in_the_table() -> None:
     assert stored in row("a key, a value, all values of the store")
     assert f"1 MiB and {wire.MAX_FRAME - (1 << 20)} bytes" in row("a frame to or from the store")
     cause = row("the cause of an abort")
-    assert f"{errors._LONGEST_TEXT} characters" in cause
-    assert f"{frames.MAX_CONTROL_BYTES >> 10} KiB, in shared memory {board._CAUSE_BYTES >> 10} KiB" in cause
+    assert f"{errors.LONGEST_TEXT} characters" in cause
+    assert f"{frames.MAX_CONTROL_BYTES >> 10} KiB, in shared memory {board.CAUSE_BYTES >> 10} KiB" in cause
     early = row("frames that came before their receive")
     assert (
         f"{Options().max_parked_bytes >> 30} GiB together (`max_parked_bytes`), {matching.MAX_UNEXPECTED_FRAMES:,}"

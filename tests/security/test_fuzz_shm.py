@@ -16,6 +16,7 @@ from tests.security.fuzz import faulty, fuzz, values, words
 from tests.transports.groups import groups, recv, send, soon
 from tests.transports.shm_ranks import shm_link
 from tests.transports.tcp_ranks import in_threads
+from transports.compiled import READ
 from transports.errors import (
     AbortedError,
     ConnectError,
@@ -29,7 +30,7 @@ from transports.errors import (
 from transports.liveness import Watch
 from transports.onesided import OneSided
 from transports.packed import pack
-from transports.shm import Options, ShmTransport, board
+from transports.shm import Options, ShmTransport
 from transports.shm.board import Board
 from transports.shm.doorbell import Doorbell
 from transports.shm.ring import CONTROL_BYTES, Incoming, RingMemory
@@ -82,7 +83,7 @@ def test_no_ring_is_read_without_end(data: bytes, patches: list[tuple[int, int]]
             ring.control[0] = word
             incoming.drain()
     assert len(frames) <= len(written) * 2 * RING // 32
-    assert incoming._read <= sum(2 * RING for _ in written) + RING
+    assert ring.control[READ] <= sum(2 * RING for _ in written) + RING
 
 
 def test_empty_frames_without_end_are_noticed() -> None:
@@ -114,17 +115,41 @@ def pair(directory: Path) -> Iterator[tuple[ShmTransport, ShmTransport]]:
         assert not os.listdir(directory)
 
 
-def memory_of(transport: ShmTransport) -> memoryview:
-    opened = shm_link(transport)._board
-    assert opened is not None
-    return opened.segment.memory
+# The layout of the board of two ranks. ABORTED, PROCESS (of rank 0) and LENGTH (of rank 1's cause) are 64-bit words.
+MAGIC, VERSION = int.from_bytes(b"RONDEshm", "little"), 1
+ABORTED, PROCESS, LENGTH = 8, 17, 36
+CAUSE = 3 * 128 + (8 << 10)
+RINGS = 20 << 10
+END = RINGS + 2 * (CONTROL_BYTES + RING)
 
 
-END = board._rings_offset(2) + 2 * (CONTROL_BYTES + RING)
+@contextlib.contextmanager
+def memory_of(transport: ShmTransport) -> Iterator[memoryview]:
+    """The board, as any of its ranks can write into it."""
+    (bell,) = shm_link(transport).bells_of((transport.rank,))
+    with memoryview(bell.word.obj) as memory:
+        yield memory
+
+
+def write(memory: memoryview, at: int, *written: int) -> None:
+    """Write 64-bit words, from number `at` on."""
+    with memory.cast("Q") as cells:
+        for place, word in enumerate(written, at):
+            cells[place] = word
+
+
+def ring_out(mad: ShmTransport, written: int, *header: int) -> None:
+    """In the ring from rank 1 to rank 0: write a header, tag, length, check and kind, and a count of written bytes."""
+    ring = RINGS + CONTROL_BYTES + RING
+    with memory_of(mad) as memory:
+        write(memory, (ring + CONTROL_BYTES) // 8, *header)
+        write(memory, ring // 8, written)
+
+
 scribbles = st.lists(
     st.one_of(
-        st.tuples(st.integers(0, board._rings_offset(2) // 8 - 1), words),
-        st.tuples(st.integers(board._rings_offset(2) // 8, END // 8 - 1), words),
+        st.tuples(st.integers(0, RINGS // 8 - 1), words),
+        st.tuples(st.integers(RINGS // 8, END // 8 - 1), words),
         st.tuples(st.sampled_from([0, 1, 2, 3, 8, 16, 17, 18, 19, 20, 32, 33, 34, 35, 36]), words),
     ),
     min_size=1,
@@ -140,11 +165,10 @@ def test_a_rank_writes_anything_into_the_board(
 ) -> None:
     with pair(tmp_path_factory.mktemp("segments")) as (sane, mad):
         in_threads(lambda: send(mad, 0, 1, b"abc"), lambda: recv(sane, 1, 1, 3))
-        cells = memory_of(mad)
-        cause = board._HEADER_BYTES + 2 * board._RANK_BYTES + board._CAUSE_BYTES
-        cells[cause : cause + len(text)] = text
-        for at, word in scribbled:
-            cells.cast("Q")[at] = word
+        with memory_of(mad) as memory:
+            memory[CAUSE : CAUSE + len(text)] = text
+            for at, word in scribbled:
+                write(memory, at, word)
         with contextlib.suppress(RondeError):
             request = sane.isend(1, 1, memoryview(bytes(3 * RING)))
             for tag in (1, 2):
@@ -162,12 +186,9 @@ def test_a_rank_sends_any_header(
     tmp_path_factory: pytest.TempPathFactory, kind: int, tag: int, check: int, length: int
 ) -> None:
     with pair(tmp_path_factory.mktemp("segments")) as (sane, mad):
-        ring = shm_link(mad)._outgoing[0]
-        ring._write_header(kind, tag, check, length)
-        ring._written += 32 + 128
         with contextlib.suppress(RondeError):
             expected = sane.irecv(1, tag % 4, memoryview(bytearray(40)))
-            ring._publish()
+            ring_out(mad, 32 + 128, tag, length, check, kind)
             expected.wait(time.monotonic() + 0.005)
         if kind > 1:
             assert isinstance(sane.failure, PeerLost)
@@ -177,25 +198,22 @@ def test_a_rank_sends_any_header(
 def test_a_frame_without_end_is_not_believed(tmp_path: Path) -> None:
     with pair(tmp_path) as (sane, mad):
         expected = sane.irecv(1, 1, memoryview(bytearray(40)))
-        ring = shm_link(mad)._outgoing[0]
-        ring._write_header(0, 1, 0, 2**60)
-        ring._written += 64
-        ring._publish()
+        ring_out(mad, 64, 1, 2**60, 0, 0)
         with pytest.raises(MismatchError, match=f"{2**60} bytes"):
             expected.wait(soon())
 
 
 def test_an_impossible_counter_is_the_loss_of_its_writer(tmp_path: Path) -> None:
     with pair(tmp_path) as (sane, mad):
-        shm_link(mad)._outgoing[0]._written = 2**60
-        shm_link(mad)._outgoing[0]._publish()
+        ring_out(mad, 2**60)
         with pytest.raises(PeerLost, match=r"rank 0 lost rank 1 .*, which wrote invalid data"):
             sane.irecv(1, 1, memoryview(bytearray(40))).wait(soon())
 
 
 def test_an_abort_without_a_cause_is_an_abort(tmp_path: Path) -> None:
     with pair(tmp_path) as (sane, mad):
-        memory_of(mad).cast("Q")[8] = 1
+        with memory_of(mad) as memory:
+            write(memory, ABORTED, 1)
         with pytest.raises(AbortedError, match="without a cause"):
             sane.irecv(1, 1, memoryview(bytearray(40))).wait(soon())
 
@@ -205,10 +223,9 @@ def test_an_abort_without_a_cause_is_an_abort(tmp_path: Path) -> None:
 def test_any_cause_is_an_error(tmp_path_factory: pytest.TempPathFactory, said: bytes, length: int) -> None:
     with segment(tmp_path_factory.mktemp("segments"), END) as memory:
         desk = Board(memory, groups(2)[0], (0, 1))
-        desk._header[8] = 1
-        desk._controls[1][4] = length
-        at = desk._cause_offset(1)
-        memory.memory[at : at + len(said)] = said
+        write(memory.memory, ABORTED, 1)
+        write(memory.memory, LENGTH, length)
+        memory.memory[CAUSE : CAUSE + len(said)] = said
         cause = desk.cause()
         desk.release()
     assert isinstance(cause, RondeError)
@@ -251,29 +268,29 @@ def test_the_header_of_a_board_is_anything(
     tmp_path_factory: pytest.TempPathFactory, header: list[int], nbytes: int
 ) -> None:
     with segment(tmp_path_factory.mktemp("segments"), nbytes) as made:
-        for at, word in enumerate(header):
-            made.memory[:128].cast("Q")[at] = word
+        write(made.memory, 0, *header)
         note = pack({"path": made.path, "nbytes": nbytes})
         meet(note)
-        for at, word in enumerate((board._MAGIC, board._VERSION, 2)):  # more and more of it is right
-            made.memory[:128].cast("Q")[at] = word
+        for at, word in enumerate((MAGIC, VERSION, 2)):  # more and more of it is right
+            write(made.memory, at, word)
             meet(note)
 
 
 @fuzz(30)
 @given(words, words, words)
-def test_a_process_that_cannot_be_is_an_error(pid: int, start: int, space: int) -> None:
-    memory = memoryview(bytearray(END))
-    desk = Board.__new__(Board)
-    desk._ranks = (0,)
-    desk._controls = [memory[:128].cast("Q")]
-    for at, word in enumerate((pid, start, space), 1):
-        desk._controls[0][at] = word
-    try:
-        process = desk.process_of(0)
-    except ConnectError:
-        assert not 0 < pid < 2**31
-        return
+def test_a_process_that_cannot_be_is_an_error(
+    tmp_path_factory: pytest.TempPathFactory, pid: int, start: int, space: int
+) -> None:
+    with segment(tmp_path_factory.mktemp("segments"), END) as memory:
+        desk = Board(memory, groups(2)[0], (0, 1))
+        write(memory.memory, PROCESS, pid, start, space)
+        try:
+            process = desk.process_of(0)
+        except ConnectError:
+            assert not 0 < pid < 2**31
+            return
+        finally:
+            desk.release()
     with contextlib.closing(Watch()) as watch:
         watch.add(0, process)
         assert watch.dead() in ([], [0])
@@ -330,7 +347,7 @@ def test_offers_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(PeerLost, match=r"an offer of .* with 3 offers unanswered"):
             sane.irecv(1, 1, memoryview(bytearray(1))).wait(soon())
     with pair(tmp_path) as (sane, mad):
-        shm_link(mad)._outgoing[0].queue(OFFER, 0, 0, memoryview(bytes(70_000)), mad.sent)
+        shm_link(mad).lane_to(0).queue(OFFER, 0, 0, memoryview(bytes(70_000)), mad.sent)
         with pytest.raises(PeerLost, match="an offer of 70000 bytes"):
             sane.irecv(1, 1, memoryview(bytearray(1))).wait(soon())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hmac
 import os
 import socket
 import ssl
@@ -19,7 +20,7 @@ import pytest
 from collectives import Communicator, Config
 from tests.security.certificates import Files
 from tests.transports.groups import SECRET, soon
-from tests.transports.tcp_ranks import SECONDS, tcp_link
+from tests.transports.tcp_ranks import SECONDS, address_of, redirect
 from transports import auth
 from transports.errors import ConnectError, DeadlineExceeded
 from transports.rendezvous import bootstrap, wire
@@ -42,11 +43,10 @@ Address = tuple[str, int]
 class Job:
     """Ranks that allreduce, and use the store, until they are told to stop; each of them checks every result."""
 
-    def __init__(self, server: TcpStoreServer, recorder: Recorder | None = None, tls: Tls | None = None) -> None:
+    def __init__(self, server: TcpStoreServer, tls: Tls | None = None) -> None:
         self.rounds = [0] * SIZE
         self.transports: dict[int, TcpTransport] = {}
         self._server = server
-        self._recorder = recorder
         self._tls = tls
         self._stop = threading.Event()
         self._begun = threading.Barrier(SIZE + 1)
@@ -71,7 +71,7 @@ class Job:
     @property
     def listener(self) -> Address:
         """The address on which rank 0 listens."""
-        return tcp_link(self.transports[0])._dialing.addresses[0]
+        return address_of(self.transports[0])
 
     def goes_on(self, rounds: int = 3) -> None:
         """Wait until every rank has done some more."""
@@ -95,10 +95,6 @@ class Job:
             group = dataclasses.replace(group, tls=self._tls)
             transport = self.transports[rank] = TcpTransport(group, Options(handshake_timeout=HANDSHAKE))
             transport.open(soon())
-            if self._recorder is not None and rank == 1:
-                tcp_link(transport)._dialing.addresses[0] = self._recorder.between(
-                    tcp_link(transport)._dialing.addresses[0]
-                )
             config = Config.load({"transport": "tcp", "timeout": 30.0}, environment={})
             with contextlib.closing(Communicator(transport, config)) as comm:
                 self._compute(comm, store)
@@ -267,7 +263,8 @@ def test_a_wrong_secret(job: Job, target: Target) -> None:
             client = target.greet(secret)
             say(sock, client.hello)
             challenge = sock.recv(auth.CHALLENGE_BYTES, socket.MSG_WAITALL)
-            forged = auth._mac(secret, b"client", client._transcript + challenge[: auth.NONCE])
+            transcript = client.hello[len(auth.MAGIC) :] + challenge[: auth.NONCE]
+            forged = hmac.new(secret, b"client" + transcript, "sha256").digest()
             say(sock, forged + intro_frame(1, 0))
             assert is_cut(sock) == b""
     job.goes_on()
@@ -291,16 +288,18 @@ def test_the_challenge_sent_back(job: Job, target: Target) -> None:
     job.goes_on()
 
 
-def test_a_session_of_a_lane_said_again(server: TcpStoreServer) -> None:
-    with Recorder() as recorder, Job(server, recorder) as job:
-        job.goes_on()
-        session = bytes(recorder.said[0])
-        assert len(session) > auth.HELLO_BYTES + auth.PROOF_BYTES + 2 * HEADER.size
-        for length in (auth.HELLO_BYTES + auth.PROOF_BYTES + HEADER.size, len(session)):
-            with socket.create_connection(job.listener, timeout=SECONDS) as sock:
-                say(sock, session[:length])
-                assert len(is_cut(sock)) in (0, auth.CHALLENGE_BYTES)
-        job.goes_on()
+def test_a_session_of_a_lane_said_again(server: TcpStoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Recorder() as recorder:
+        redirect(monkeypatch, recorder.between)
+        with Job(server) as job:
+            job.goes_on()
+            session = bytes(recorder.said[0])
+            assert len(session) > auth.HELLO_BYTES + auth.PROOF_BYTES + 2 * HEADER.size
+            for length in (auth.HELLO_BYTES + auth.PROOF_BYTES + HEADER.size, len(session)):
+                with socket.create_connection(job.listener, timeout=SECONDS) as sock:
+                    say(sock, session[:length])
+                    assert len(is_cut(sock)) in (0, auth.CHALLENGE_BYTES)
+            job.goes_on()
 
 
 def test_a_session_of_the_store_said_again(job: Job, server: TcpStoreServer) -> None:

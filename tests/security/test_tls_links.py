@@ -22,7 +22,7 @@ from collectives import Communicator
 from tests.collectives.launch.launcher import environment, ronde
 from tests.security.certificates import Authority, Files
 from tests.transports.groups import SECRET, groups, recv, send, soon
-from tests.transports.tcp_ranks import SECONDS, address_of, every, in_threads, link, tcp_link, wait_until
+from tests.transports.tcp_ranks import SECONDS, address_of, every, in_threads, link, redirect, tcp_link, wait_until
 from tests.worlds import world_of
 from transports.auth import CHALLENGE_BYTES, Client
 from transports.errors import AbortedError, ConfigError, ConnectError, DeadlineExceeded, PeerLost, RendezvousError
@@ -30,7 +30,7 @@ from transports.packed import pack
 from transports.rendezvous import wire
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
 from transports.tcp import Options, TcpTransport
-from transports.tcp.frames import data_header
+from transports.tcp.frames import abort_frame, data_header
 from transports.tcp.outgoing import Outgoing
 from transports.testing import check_transport
 from transports.tls import Tls, TlsSocket
@@ -63,10 +63,10 @@ def test_everything_goes_under_tls(authority: Authority) -> None:
         link(transports)
         every(
             transports,
-            lambda t: wait_until(lambda: len(tcp_link(t)._lanes()) == 6 and not tcp_link(t)._dialing.dials, drive=t),
+            lambda t: wait_until(lambda: [lane.sock is None for lane in tcp_link(t).lanes] == [False] * 6, drive=t),
         )
         for t in transports:
-            for lane in tcp_link(t)._lanes():
+            for lane in tcp_link(t).lanes:
                 assert isinstance(lane.sock, TlsSocket)
                 assert lane.sock.version() == "TLSv1.3"
 
@@ -74,7 +74,7 @@ def test_everything_goes_under_tls(authority: Authority) -> None:
 def test_plain_links_have_plain_sockets() -> None:
     with ranks(None, None) as transports:
         link(transports)
-        assert type(tcp_link(transports[0])._outgoing[1].sock) is socket.socket
+        assert [type(lane.sock) for lane in tcp_link(transports[0]).lanes] == [socket.socket] * 2
 
 
 @contextlib.contextmanager
@@ -133,7 +133,7 @@ def test_decrypted_bytes_are_handled_once_their_destination_is_known(files: File
         with transport.lock:
             assert tcp_link(transport).accepted(near, 1, 0) is None
         say(far, stream)
-        lane = tcp_link(transport)._incoming[1]
+        (lane,) = tcp_link(transport).lanes
 
         def post(tags: range) -> None:
             for tag in tags:
@@ -154,23 +154,23 @@ def test_decrypted_bytes_are_handled_once_their_destination_is_known(files: File
 def test_an_abort_does_not_go_into_the_middle_of_a_record(files: Files) -> None:
     """The last record was not taken whole, then there is room again: what goes next is its rest, or nothing."""
     with beside(files.load()) as (transport, near, far):
+        frame = data_header(7, 0, 10) + b"0123456789"
+        lane = Outgoing(tcp_link(transport), transport.loop, 1)
         with transport.lock:
-            lane = tcp_link(transport)._outgoing[1] = Outgoing(tcp_link(transport), transport.loop, 1)
             lane.attach(near)
-        payload = memoryview(b"0123456789")
-        while not lane.queued_bytes:
-            transport.isend(1, 7, payload)
-        assert lane._queue[0].opens
+            while not lane.queued_bytes:
+                lane.queue_frame(frame)
+        assert lane.queued_bytes == len(frame), "none of the last frame was taken, but of a record that has it"
         got = bytearray()
         with contextlib.suppress(BlockingIOError):
             while part := far.recv(1 << 20):
                 got += part
-        transport.abort(AbortedError("a reason that is longer than the record which was not taken: " + "x" * 100))
+        with transport.lock:
+            lane.send_last(abort_frame(AbortedError("longer than the record which was not taken: " + "x" * 100)))
         assert select.select([far], [], [], SECONDS)[0]
         with contextlib.suppress(ConnectionResetError):
             while part := far.recv(1 << 20):
                 got += part
-        frame = data_header(7, 0, len(payload)) + payload
         assert got == frame * (len(got) // len(frame))
 
 
@@ -275,19 +275,19 @@ def in_the_middle(target: tuple[str, int], evil: Tls | None) -> Iterator[tuple[s
             thread.join()
 
 
-def test_a_relay_without_tls_is_not_noticed() -> None:
+def test_a_relay_without_tls_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason for TLS: without it the proof of the secret does not detect a relay."""
     with ranks(None, None) as (a, b), in_the_middle(address_of(a), None) as relay:
-        tcp_link(b)._dialing.addresses[0] = relay
+        redirect(monkeypatch, lambda _: relay)
         in_threads(lambda: send(b, 0, 1, b"abc"), lambda: recv(a, 1, 1, 3))
 
 
 def test_a_relay_with_a_certificate_of_the_same_authority_is_refused(
-    authority: Authority, caplog: pytest.LogCaptureFixture
+    authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evil = authority.end().load()
     with ranks(authority.end().load(), authority.end().load()) as (a, b), in_the_middle(address_of(a), evil) as relay:
-        tcp_link(b)._dialing.addresses[0] = relay
+        redirect(monkeypatch, lambda _: relay)
         raised, logged = refused([a, b], caplog)
     assert "it refused" in raised
     assert "asked for another job, generation or service" in logged
@@ -430,10 +430,10 @@ def test_who_goes_on_after_a_failure_does_so_under_tls(files: Files) -> None:
     with world_of("tcp", 2, **files.settings) as world:
         assert world.run(body) == [2.0, 2.0]
         for comm in world.communicators:
-            transport = comm.current._family.transport
+            transport = comm.current.transport
             assert isinstance(transport, TcpTransport)
             assert transport.group.tls is not None
-            assert all(isinstance(lane.sock, TlsSocket) for lane in tcp_link(transport)._lanes())
+            assert all(isinstance(lane.sock, TlsSocket) for lane in tcp_link(transport).lanes)
 
 
 def settings_error(**settings: str) -> str:

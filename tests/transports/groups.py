@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,12 @@ SECONDS = 60.0
 def soon() -> float:
     """A deadline for what ends well."""
     return time.monotonic() + SECONDS
+
+
+def free_port() -> int:
+    """A port of loopback that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def groups(size: int, hosts: Sequence[str] = ()) -> list[Group]:

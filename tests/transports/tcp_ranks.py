@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.transports.groups import groups, recv, send, soon
-from transports import tcp
+from tests.transports.groups import SECRET, groups, recv, send, soon
+from transports import auth, tcp
 from transports.base import Transport
 from transports.engine import Engine
 from transports.errors import DeadlineExceeded
-from transports.tcp import Options, TcpTransport
+from transports.packed import unpack
+from transports.store import read_table
+from transports.tcp import Options, TcpTransport, dialing, handshake
+from transports.tcp.frames import HEADER, intro_frame
 from transports.tcp.link import TcpLink
 from transports.testing import run_threads
 
@@ -106,8 +109,56 @@ def arrives_posted_or_not(length: int, options: Options) -> None:
         in_threads(sender, receiver)
 
 
-def address_of(transport: TcpTransport) -> tuple[str, int]:
-    return tcp_link(transport)._dialing.addresses[transport.rank]
+def address_of(transport: TcpTransport, rank: int | None = None) -> tuple[str, int]:
+    """The address on which a rank listens, by default the transport's own: the peers learn it from the store."""
+    table = transport.group.store.prefixed("tcp").get("addresses", soon())
+    host, port = unpack(read_table(table)[transport.rank if rank is None else rank])  # type: ignore[misc]
+    return host, port
+
+
+def redirect(monkeypatch: pytest.MonkeyPatch, between: Callable[[tuple[str, int]], tuple[str, int]]) -> None:
+    """Let the connections of rank 1 to rank 0 go to `between(address)`."""
+    real = dialing.Dial
+
+    def dial(*args: Any, rank: int, peer: int, address: tuple[str, int], **settings: Any) -> handshake.Dial:
+        address = between(address) if (rank, peer) == (1, 0) else address
+        return real(*args, rank=rank, peer=peer, address=address, **settings)
+
+    monkeypatch.setattr(dialing, "Dial", dial)
+
+
+def purpose(rank: int) -> bytes:
+    """What the handshake of a lane to a rank of two is for."""
+    return b"ronde tcp lane to rank %d of 2, generation 0" % rank
+
+
+def admit(listener: socket.socket, rank: int) -> socket.socket:
+    """A connection from the other one of two ranks, which was let in as if by the listener of `rank`."""
+    sock, _ = listener.accept()
+    sock.settimeout(SECONDS)
+    server = auth.Server(SECRET, purpose(rank))
+    sock.sendall(server.challenge(sock.recv(auth.HELLO_BYTES, socket.MSG_WAITALL)))
+    server.verify(sock.recv(auth.PROOF_BYTES, socket.MSG_WAITALL))
+    assert sock.recv(HEADER.size, socket.MSG_WAITALL) == intro_frame(1 - rank, 0)
+    return sock
+
+
+def last_words(sock: socket.socket, drive: TcpTransport) -> bytes:
+    """Drive a transport until the other end of a connection hangs up; the bytes that came from there."""
+    said = bytearray()
+    sock.setblocking(False)
+
+    def ended() -> bool:
+        with contextlib.suppress(ConnectionResetError):
+            try:
+                while part := sock.recv(1 << 16):
+                    said.extend(part)
+            except BlockingIOError:
+                return False
+        return True
+
+    wait_until(ended, drive)
+    return bytes(said)
 
 
 def briefly(seconds: float) -> float:

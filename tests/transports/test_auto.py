@@ -284,7 +284,7 @@ def test_a_rank_of_this_host_that_is_late_is_not_sought_by_tcp() -> None:
             with pytest.raises(DeadlineExceeded):
                 transport.recv(1, 1, memoryview(bytearray()), time.monotonic() + 0.6)
         late.wait(SECONDS)
-        return isinstance(transport, AutoTransport) and bool(tcp_link(transport)._outgoing)
+        return isinstance(transport, AutoTransport) and bool(tcp_link(transport).lanes)
 
     late = threading.Barrier(3)
     assert on_ranks(auto(), body, hosts="aab") == [False] * 3
@@ -436,15 +436,6 @@ def test_an_abort_from_afar_ends_a_wait_in_a_window() -> None:
 def test_link_costs_are_those_of_the_two() -> None:
     transport, inside, across = (backend_of(name)(groups(1)[0]) for name in ("auto", "shm", "tcp"))
     assert transport.link_costs() == (inside.link_costs()[0], across.link_costs()[1])
-
-
-def test_aborted_before_it_was_opened() -> None:
-    transport = auto()(groups(1)[0])
-    transport.abort(AbortedError("first"))
-    transport.abort(AbortedError("second"))
-    with pytest.raises(AbortedError, match="first"):
-        transport.open(soon())
-    transport.close(soon())
 
 
 def test_opened_once() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.transports.stores import soon
 from transports.base import Group, Member
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
 from transports.packed import pack
@@ -33,11 +34,6 @@ from transports.rendezvous.tcp import TcpStore, TcpStoreServer
 from transports.store import Store, pack_table
 
 SECRET = b"a secret of some length"
-
-
-def soon(seconds: float = 30.0) -> float:
-    """A deadline that only a failing test reaches."""
-    return time.monotonic() + seconds
 
 
 @pytest.fixture

@@ -277,7 +277,7 @@ def test_a_message_that_was_sent_in_part(sent: int) -> None:
 
 def test_the_end_of_a_connection_is_left_to_the_transport() -> None:
     with linked(Options(peer_timeout=1)) as (a, b, at_a, _):
-        sock = tcp_link(b)._outgoing[0].sock
+        sock = tcp_link(b).lane_to(0).sock
         assert sock is not None
         sock.shutdown(2)
         with pytest.raises(PeerLost, match="GOODBYE"):

@@ -155,22 +155,17 @@ def test_corrupting_nothing_is_harmless() -> None:
     on_ranks(faulty("corrupt send", "corrupt recv"), one_way(lambda transport: recv(transport, 0, 1, 0), nbytes=0))
 
 
-def test_truncated_frames_do_not_fit() -> None:
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("truncate", "7 bytes"), ("mislabel", "check 0x00000001 came; 8 bytes, check 0x00000000 expected")],
+)
+def test_truncated_and_mislabelled_frames_do_not_fit(fault: str, told: str) -> None:
     def body(transport: Transport) -> None:
-        with pytest.raises(MismatchError, match="7 bytes"):
+        with pytest.raises(MismatchError, match=told):
             recv(transport, 0, 1, 8)
         assert recv(transport, 0, 1, 8) == b"\1" * 8
 
-    on_ranks(faulty("truncate send nth=1"), one_way(body, count=2))
-
-
-def test_mislabelled_frames_do_not_fit() -> None:
-    def body(transport: Transport) -> None:
-        with pytest.raises(MismatchError, match="check 0x00000001 came; 8 bytes, check 0x00000000 expected"):
-            recv(transport, 0, 1, 8)
-        assert recv(transport, 0, 1, 8) == b"\1" * 8
-
-    on_ranks(faulty("mislabel send nth=1"), one_way(body, count=2))
+    on_ranks(faulty(f"{fault} send nth=1"), one_way(body, count=2))
 
 
 @pytest.mark.parametrize("operation", ["irecv", "isend"])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
 
 from tests.points import LONG, Points, each_point
-from tests.transports.groups import backend_of, on_ranks, recv, send, soon
+from tests.transports.groups import backend_of, groups, on_ranks, recv, send, soon
 from tests.worlds import THERE
 from transports.base import Transport
-from transports.errors import AbortedError
+from transports.errors import AbortedError, ClosedError
 from transports.local.seat import ThreadBell
 from transports.loop import READ, Waker
 from transports.onesided import OneSided
@@ -89,3 +91,19 @@ def test_an_interrupted_close(transport: str) -> None:
 
         with Leaks():
             on_ranks(backend_of(transport), body)
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
+@pytest.mark.parametrize("name", sorted({"shm", "tcp"}.intersection(THERE)))
+def test_a_signal_handler_may_close_the_transport_that_its_thread_drives(name: str) -> None:
+    t = backend_of(name)(groups(1)[0])
+    t.open(soon())
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: t.close(soon()))
+    timer = threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGUSR2])
+    timer.start()
+    try:
+        with pytest.raises(ClosedError):
+            recv(t, 0, 1, 4)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR2, before)

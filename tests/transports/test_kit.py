@@ -222,7 +222,7 @@ class Reopens(Wrapper):
     """Lets calls through after it was closed."""
 
     def isend(self, peer: int, tag: int, view: memoryview, check: int = 0) -> Request:
-        return Done() if self.inner._closed else super().isend(peer, tag, view, check)
+        return Done() if self.inner.life.closed else super().isend(peer, tag, view, check)
 
 
 class Prefers(LocalTransport):

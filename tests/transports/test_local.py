@@ -154,8 +154,9 @@ def test_an_abort_while_others_open_reaches_them() -> None:
         transports[0].irecv(0, 0, memoryview(bytearray(1)))
 
 
-def test_aborted_before_it_was_opened() -> None:
-    transport = LocalTransport(groups(1)[0])
+@pytest.mark.parametrize("name", ["local", "auto"])
+def test_aborted_before_it_was_opened(name: str) -> None:
+    transport = backend_of(name)(groups(1)[0])
     transport.abort(AbortedError("first"))
     transport.abort(AbortedError("second"))
     with pytest.raises(AbortedError, match="first"):

@@ -25,7 +25,6 @@ from transports import core_count, shm
 from transports.base import Group, Member
 from transports.errors import (
     AbortedError,
-    ClosedError,
     ConfigError,
     ConnectError,
     DeadlineExceeded,
@@ -297,21 +296,6 @@ def test_all_works_where_memory_is_weakly_ordered(monkeypatch: pytest.MonkeyPatc
 def test_unknown_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence, "_MACHINE", "riscv64")
     assert "memory ordering" in str(shm.usable())
-
-
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
-def test_a_signal_handler_may_close_the_transport_that_its_thread_drives() -> None:
-    t = make(groups(1)[0])
-    t.open(soon())
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: t.close(soon()))
-    timer = threading.Timer(0.02, os.kill, [os.getpid(), signal.SIGUSR2])
-    timer.start()
-    try:
-        with pytest.raises(ClosedError):
-            recv(t, 0, 1, 4)
-    finally:
-        timer.join()
-        signal.signal(signal.SIGUSR2, before)
 
 
 # Aborts and deaths

@@ -30,6 +30,7 @@ from tests.transports.tcp_ranks import (
 )
 from transports import tcp
 from transports.errors import AbortedError, ClosedError, ConfigError, DeadlineExceeded, PeerLost, RondeError
+from transports.packed import pack
 from transports.rendezvous.file import FileStore
 from transports.tcp import Options, TcpTransport, sockets
 from transports.testing import Leaks
@@ -199,9 +200,10 @@ def test_a_closed_peer_is_an_error_only_for_waits_on_it() -> None:
         in_threads(leave, stay, miss)
 
 
-def test_frames_sent_before_the_close_arrive() -> None:
+@pytest.mark.parametrize("options", [Options(), Options(connections=3, spread_bytes=1)])
+def test_frames_sent_before_the_close_arrive(options: Options) -> None:
     length = 20 << 20
-    with ranks(2) as (a, b):
+    with ranks(2, options) as (a, b):
 
         def leave() -> None:
             outgoing = [a.isend(1, tag, memoryview(bytes([tag]) * length)) for tag in range(2)]
@@ -246,21 +248,6 @@ def test_close_ends_the_waits_of_other_threads() -> None:
             wait_until(gone.is_set, drive=t)
 
         in_threads(waiting, waiting, closing, lambda: staying(b), lambda: staying(c))
-
-
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
-def test_a_signal_handler_may_close_the_transport_that_its_thread_drives() -> None:
-    t = tcp.create(groups(1)[0], Options())
-    t.open(soon())
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: t.close(soon()))
-    timer = threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGUSR2])
-    timer.start()
-    try:
-        with pytest.raises(ClosedError):
-            recv(t, 0, 1, 4)
-    finally:
-        timer.join()
-        signal.signal(signal.SIGUSR2, before)
 
 
 def test_many_threads_may_wait_on_one_transport() -> None:
@@ -374,10 +361,15 @@ def test_a_peer_that_does_not_read_for_long_is_not_lost() -> None:
 
 def test_a_peer_that_never_connected_is_lost_too() -> None:
     """The waiting rank is not notified: it checks by itself."""
-    with ranks(2) as (a, b):
-        tcp_link(b)._listener.close()  # as if its process had ended
+    group = groups(2)[0]
+    a = TcpTransport(group)
+    with socket.socket() as ended:
+        ended.bind(("127.0.0.1", 0))
+        group.store.prefixed("tcp").put_row("addresses", 1, 2, pack(ended.getsockname()))
+        a.open(soon())
         with pytest.raises(PeerLost, match=r"rank 0 cannot connect to rank 1 .* refused"):
             recv(a, 1, 0, 1)
+        a.close(soon())
 
 
 @pytest.mark.long
@@ -409,9 +401,8 @@ def test_other_settings_work_too() -> None:
 def test_connections_inside_a_host_are_not_paced() -> None:
     with ranks(2) as transports:
         link(transports)
-        lanes = [lane for t in transports for lane in tcp_link(t)._outgoing.values()]
-        assert len(lanes) == 2
-        for lane in lanes:
+        for t in transports:
+            lane = tcp_link(t).lane_to(1 - t.rank)
             assert lane.sock is not None
             chosen = lane.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             assert chosen.rstrip(b"\0") == b"reno"

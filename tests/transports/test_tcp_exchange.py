@@ -16,6 +16,7 @@ from transports.errors import AbortedError, DeadlineExceeded, MismatchError, Pee
 from transports.matching import MatchQueue, Receive
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import data_header
+from transports.tcp.lanes import Incoming
 
 PATIENT = range(10**9)
 
@@ -48,7 +49,7 @@ def without_match_queue(patch: pytest.MonkeyPatch) -> None:
 
 def waiting_bytes(t: TcpTransport) -> int:
     """The received bytes of a lane that were not read."""
-    sock = tcp_link(t)._incoming[1].sock
+    sock = tcp_link(t).lane_from(1).sock
     assert sock is not None
     try:
         return len(sock.recv(1 << 16, socket.MSG_PEEK))
@@ -95,7 +96,7 @@ def test_the_rest_of_it_goes_to_its_place() -> None:
     with told(whole[:50_000], range(5)) as (t, far):
 
         def finish() -> None:
-            wait_until(lambda: tcp_link(t)._incoming[1]._inbound is not None)
+            wait_until(lambda: not tcp_link(t).lane_from(1).is_clear)
             far.sendall(whole[50_000:])
 
         in_threads(lambda: t.recv(1, 7, memoryview(buffer), soon()), finish)
@@ -160,7 +161,7 @@ def test_who_is_interrupted_in_the_middle_aborts(monkeypatch: pytest.MonkeyPatch
         def interrupt(*_: Any) -> int:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(type(tcp_link(t)._incoming[1]), "_poll_read", interrupt)
+        monkeypatch.setattr(Incoming, "expect", interrupt)
         with pytest.raises(KeyboardInterrupt):
             take(t, 7, 10)
         assert isinstance(t.failure, AbortedError)

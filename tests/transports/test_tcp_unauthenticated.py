@@ -18,19 +18,24 @@ from tests.transports.tcp_ranks import (
     briefly,
     every,
     in_threads,
+    last_words,
     link,
     ranks,
-    tcp_link,
     wait_until,
 )
 from transports import auth
 from transports.errors import ConnectError, DeadlineExceeded, PeerLost
-from transports.tcp import Options, TcpTransport
+from transports.tcp import Options, TcpTransport, handshake
 from transports.tcp.frames import HEADER, intro_frame
 
 
 @pytest.mark.parametrize(("secret", "generation"), [(b"another secret!!", 0), (b"", 0), (SECRET, 1)])
-def test_another_job_is_refused(secret: bytes, generation: int) -> None:
+def test_another_job_is_refused_and_does_not_try_again(
+    secret: bytes, generation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[handshake.Dial] = []
+    start = handshake.Dial.start
+    monkeypatch.setattr(handshake.Dial, "start", lambda dial: begun.append(dial) or start(dial))
     members = groups(2)
     a = TcpTransport(members[0])
     b = TcpTransport(dataclasses.replace(members[1], secret=secret, generation=generation))
@@ -54,6 +59,7 @@ def test_another_job_is_refused(secret: bytes, generation: int) -> None:
 
     in_threads(serve, intrude)
     assert a.failure is None
+    assert [dial.peer for dial in begun].count(0) == 1
     in_threads(lambda: a.close(soon()), lambda: b.close(soon()))
 
 
@@ -81,7 +87,6 @@ def test_unauthenticated_connections_are_refused_during_traffic(caplog: pytest.L
                     send(t, 0, 1, b"k")
 
         every([a, b], busy)
-        assert not tcp_link(a)._listener._unauthenticated
         for connection in unauthenticated[:3] + unauthenticated[4:]:
             connection.settimeout(SECONDS)
             if connection is unauthenticated[2]:
@@ -132,8 +137,7 @@ def test_a_rank_that_cannot_be_is_refused(rank: int) -> None:
         if rank == 1:
             link([a, b])
         with intruder(a, rank, 0) as sock:
-            wait_until(lambda: not tcp_link(a)._listener._unauthenticated, drive=a)
-            assert sock.recv(1) == b""
+            assert last_words(sock, a) == b""
         assert a.failure is None
 
 

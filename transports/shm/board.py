@@ -35,7 +35,7 @@ _MAGIC: Final = int.from_bytes(b"RONDEshm", "little")
 _VERSION: Final = 1
 _HEADER_BYTES: Final = 128
 _RANK_BYTES: Final = 128
-_CAUSE_BYTES: Final = 8 << 10
+CAUSE_BYTES: Final = 8 << 10
 _PAGE: Final = 4 << 10
 
 # Indices of 64-bit words in the header and in a rank's control.
@@ -227,7 +227,7 @@ class Board:
         for place, (rank, control) in enumerate(zip(self._ranks, self._controls, strict=True)):
             if length := control[_CAUSE_LENGTH]:
                 at = self._cause_offset(place)
-                fields = _decoded(bytes(self.segment.memory[at : at + min(length, _CAUSE_BYTES)]))
+                fields = _decoded(bytes(self.segment.memory[at : at + min(length, CAUSE_BYTES)]))
                 if isinstance(fields, dict):
                     return from_wire(fields)
                 return AbortedError(f"rank {rank} has aborted; its cause cannot be read", peer=rank)
@@ -245,11 +245,11 @@ class Board:
         self.ring_all()
 
     def _cause_offset(self, place: int) -> int:
-        return _HEADER_BYTES + self._size * _RANK_BYTES + place * _CAUSE_BYTES
+        return _HEADER_BYTES + self._size * _RANK_BYTES + place * CAUSE_BYTES
 
 
 def _rings_offset(size: int) -> int:
-    used = _HEADER_BYTES + size * (_RANK_BYTES + _CAUSE_BYTES)
+    used = _HEADER_BYTES + size * (_RANK_BYTES + CAUSE_BYTES)
     return -(-used // _PAGE) * _PAGE
 
 
@@ -268,7 +268,7 @@ def _limited_ring_bytes(ring_bytes: int, size: int) -> int:
 def _packed(cause: RondeError) -> bytes:
     """The wire form, with its message cut to the space for a cause."""
     fields = to_wire(cause)
-    limit = _CAUSE_BYTES - 256
+    limit = CAUSE_BYTES - 256
     message = str(fields["message"]).encode(errors="replace")
     if len(message) > limit:
         message = message[: limit - 3] + b"..."

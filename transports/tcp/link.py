@@ -91,6 +91,16 @@ class TcpLink(Link):
         """True if the job has a secret."""
         return bool(self.engine.group.secret)
 
+    @property
+    def lanes(self) -> list[Lane]:
+        """All connections, those of pieces and those that are being made included."""
+        lanes: list[Lane] = [*self._outgoing.values(), *self._incoming.values()]
+        for striping in self._stripings.values():
+            lanes += striping.stripes
+        for reassembly in self._reassemblies.values():
+            lanes += reassembly.stripes
+        return lanes
+
     def open(self, deadline: float) -> None:
         allow_many()
         engine = self.engine
@@ -176,7 +186,7 @@ class TcpLink(Link):
 
     def fail(self, cause: RondeError) -> None:
         frame = abort_frame(cause)
-        for lane in self._lanes():
+        for lane in self.lanes:
             lane.send_last(frame)
         self._stop()
 
@@ -191,7 +201,7 @@ class TcpLink(Link):
                     self._dialing.abandon(peer)  # nothing was sent to the peer, and it may not come to a call
                 else:
                     striping.send_goodbye()
-            leaving = [lane for lane in self._lanes() if isinstance(lane, Outgoing)]
+            leaving = [lane for lane in self.lanes if isinstance(lane, Outgoing)]
             stripings = list(self._stripings.values())
         answered = Flush(engine, lambda: all(lane.closed for lane in leaving))
         sent = Flush(engine, lambda: all(striping.parted for striping in stripings))
@@ -202,7 +212,7 @@ class TcpLink(Link):
         with engine.lock:
             if engine.failure is not None:
                 return
-            for other in self._lanes():
+            for other in self.lanes:
                 if not isinstance(other, Outgoing):
                     other.send_last(GOODBYE_FRAME)
             unsent = {peer: striping.queued_bytes for peer, striping in self._stripings.items()}
@@ -212,7 +222,7 @@ class TcpLink(Link):
             raise DeadlineExceeded(f"{engine.life} was closed before all was sent: {left}", rank=engine.rank)
 
     def stop(self) -> None:
-        for lane in self._lanes():
+        for lane in self.lanes:
             lane.release()
         self._stop()
 
@@ -317,14 +327,6 @@ class TcpLink(Link):
             self._suspicion = None
         self.engine.loop.alarm = True
 
-    def _lanes(self) -> list[Lane]:
-        lanes: list[Lane] = [*self._outgoing.values(), *self._incoming.values()]
-        for striping in self._stripings.values():
-            lanes += striping.stripes
-        for reassembly in self._reassemblies.values():
-            lanes += reassembly.stripes
-        return lanes
-
     def _stop(self) -> None:
         """Stop making connections, and release all views of buffers."""
         self._dialing.close()
@@ -334,7 +336,7 @@ class TcpLink(Link):
 
     def _look(self, now: float) -> None:
         members = self.engine.group.members
-        links: list[dead_links.Link] = [*self._lanes(), *self._dialing.dials]
+        links: list[dead_links.Link] = [*self.lanes, *self._dialing.dials]
         dead_links.fail_dead_links(links, lambda peer: members[peer].host, self._options.peer_timeout, now)
         if not self.engine.life.closing:
             self._seek(now)

@@ -10,7 +10,7 @@ import pytest
 from collectives import Communicator
 from collectives.algorithms import algorithms
 from collectives.execution.rows import BoundPlan
-from tests.worlds import executor_of, world_of
+from tests.worlds import executor_of, newest_plan, world_of
 
 
 @pytest.mark.parametrize("transport", ["local", "tcp"])
@@ -21,7 +21,7 @@ def test_a_hook_is_called_before_the_first_row_and_after_every_row(transport: st
         executor.overlap = lambda plan, source, target: lambda: called.append(0)
         comm.allreduce(x)
         executor.overlap = None
-        plan = executor._plan_of(executor.calls)
+        plan = newest_plan(comm)
         assert plan is not None
         return len(called) - len(plan.program.instructions)
 
@@ -33,11 +33,10 @@ def test_a_hook_is_called_before_the_first_row_and_after_every_row(transport: st
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_rows_that_stand_alone_do_the_same(transport: str, size: int) -> None:
     def body(comm: Communicator) -> None:
-        executor = executor_of(comm)
         for collective, count in (("allreduce", 40 * size), ("allgather", 40), ("alltoall", 40 * size)):
             x = np.arange(count) + comm.rank
             result = getattr(comm, collective)(x)
-            plan = executor._plan_of(executor.calls)
+            plan = newest_plan(comm)
             assert plan is not None
             bound = plan.bound[BoundPlan]
             assert len(bound.single_rows) == len(bound.rows) == len(plan.program.instructions)
@@ -80,7 +79,7 @@ def test_every_algorithm_gives_the_same_timed_or_not_and_in_every_turn(
                 return 0
             if result is not None:
                 np.testing.assert_array_equal(result, expected(comm, collective, x))
-            plan = executor._plan_of(executor.calls)
+            plan = newest_plan(comm)
             assert plan is not None
             if executor.table(plan) is not None:
                 tables.add((collective, name))

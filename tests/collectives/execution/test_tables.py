@@ -167,7 +167,7 @@ def test_a_rank_that_waits_tells_where(compiled: list[str]) -> None:
             while not (found and found[0].number == 5 and found[0].awaits == 1):
                 assert time.monotonic() < until, found
                 time.sleep(0.001)
-                found = other[0]._family.positions.now()
+                found = executor_of(other[0]).positions.now()
             assert "allreduce(float64, 3 elements, op=sum), call 5, direct: others staged" in found[0].text
             assert "waits for rank 1" in found[0].text
         comm.allreduce(x, out=x)

@@ -13,7 +13,7 @@ import pytest
 
 from collectives import AbortedError, Communicator, DeadlineExceeded, MismatchError, PeerLost, RendezvousError
 from collectives.algorithms import algorithms
-from tests.worlds import world_of
+from tests.worlds import kept_plans, world_of
 from transports.local.exposing import Exposures
 
 SHARED = ["local", "shm", "auto"]
@@ -227,25 +227,18 @@ def test_calls_that_differ_only_in_the_place_of_their_arrays(compiled: str) -> N
         world.run(rank)
 
 
-def test_all_or_none_must_be_in_windows() -> None:
+@pytest.mark.parametrize(("transport", "slices"), [("shm", False), ("local", True)])
+def test_all_or_none_must_be_in_windows_and_at_the_same_place(transport: str, slices: bool) -> None:
     def rank(comm: Communicator) -> None:
         shared = comm.empty(1000)
-        x = shared if comm.rank else np.zeros(1000)
-        with pytest.raises(MismatchError, match=r"in windows 1\+0, 1\+0"):
+        if slices:
+            x = shared[comm.rank : comm.rank + 10]
+        else:
+            x = shared if comm.rank else np.zeros(1000)
+        with pytest.raises(MismatchError, match=r"in windows 1\+8, 1\+8" if slices else r"in windows 1\+0, 1\+0"):
             comm.allreduce(x, out=x)
 
-    with world_of("shm", 2) as world:
-        world.run(rank)
-
-
-def test_only_the_same_slices_go_together() -> None:
-    def rank(comm: Communicator) -> None:
-        shared = comm.empty(1000)
-        x = shared[comm.rank : comm.rank + 10]
-        with pytest.raises(MismatchError, match=r"in windows 1\+8, 1\+8"):
-            comm.allreduce(x, out=x)
-
-    with world_of("local", 2) as world:
+    with world_of(transport, 2) as world:
         world.run(rank)
 
 
@@ -311,7 +304,7 @@ def test_named_windows_are_made_in_any_order_and_released_by_themselves() -> Non
             x[...] = comm.rank + 1
             comm.allreduce_async(x, out=x, name="sum").wait()
             np.testing.assert_array_equal(x, np.full(ord(name), 3.0))
-        calls = [plan.call for plan in comm._named.host.executor.planner._plans.values()]
+        calls = [plan.call for plan in kept_plans(comm, named=True)]
         assert {call.windows[0].window for call in calls if call.windows} == {-4, -3, -2}
         del x
         made.clear()

@@ -13,6 +13,7 @@ from collectives.membership.duty import LAPSE_SECONDS, SIGN_SECONDS, Duty
 from tests.counting import CountingStore
 from transports.base import Group, Member
 from transports.rendezvous.memory import MemoryStore
+from transports.store import Store
 
 SIZE = 10_000
 PER_HOST = 64
@@ -25,6 +26,12 @@ def store() -> Iterator[CountingStore]:
     store = CountingStore(MemoryStore())
     yield store
     store.close()
+
+
+def duties(store: Store, rank: int) -> tuple[Duty, Duty]:
+    """Those of a rank in the agreement: as the scout of its host, and as the coordinator."""
+    agreement = store.prefixed("shrink")
+    return Duty(agreement.prefixed(f"scout/{MEMBERS[rank].host}"), rank), Duty(agreement.prefixed("coordinator"), rank)
 
 
 def agreements(store: CountingStore, lost: set[int]) -> list[SurvivorAgreement]:
@@ -63,16 +70,12 @@ def test_shrink_costs_few_requests_per_rank(store: CountingStore, lost: set[int]
 
 def test_others_wait_with_three_requests(store: CountingStore) -> None:
     """The ranks that come before the last one: the coordinator, the scout of another host, and a rank beside it."""
-    made = agreements(store, set(range(3, SIZE)) - {PER_HOST, PER_HOST + 1})
-    first, scout, plain = made[0], made[-2], made[-1]
-    assert first._scout.held(100.0)
-    assert first._coordinator.held(100.0)
+    assert [duty.held(100.0) for duty in duties(store, 0)] == [True, True]
     store.requests.clear()
-    assert scout._scout.held(100.0)
-    assert not scout._coordinator.held(100.0)
+    assert [duty.held(100.0) for duty in duties(store, PER_HOST)] == [True, False]
     assert store.requests == {"set_default": 2, "add": 1}
     store.requests.clear()
-    assert not plain._scout.held(100.0)
+    assert not duties(store, PER_HOST + 1)[0].held(100.0)
     assert store.requests == {"set_default": 1}
 
 
@@ -122,8 +125,7 @@ def test_second_coordinator_finishes_what_the_first_began(monkeypatch: pytest.Mo
     made = [SurvivorAgreement(Group(rank, members, store), None, 0.0) for rank in range(3)]
     for agreement in made:
         agreement.arrive()
-    assert made[0]._scout.held(time.monotonic())  # rank 0 becomes the coordinator and is heard of no more
-    assert made[0]._coordinator.held(time.monotonic())
+    assert all(duty.held(time.monotonic()) for duty in duties(store, 0))  # it is heard of no more
     decision = made[1].decide(time.monotonic(), 30.0)
     assert decision.staying == (0, 1, 2)
     assert decision.by == 1

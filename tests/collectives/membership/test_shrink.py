@@ -20,7 +20,7 @@ from collectives import AbortedError, ClosedError, Communicator, DeadlineExceede
 from collectives.membership.agreement import ABSENT_SECONDS, SurvivorAgreement
 from tests.collectives.membership.shrinks import THREADS, compute, fail, soon
 from tests.collectives.ranks import SECONDS, SECRET, await_failure
-from tests.transports.tcp_ranks import tcp_link
+from tests.transports.tcp_ranks import address_of
 from tests.worlds import world_of
 from transports.auth import CHALLENGE_BYTES, Client
 from transports.base import Group, Member
@@ -431,7 +431,7 @@ def test_connection_for_the_old_generation_is_refused() -> None:
 def knock(transport: object, group: Group) -> bool:
     """True if rank 0 of a transport accepts a connection to rank 0 of a group."""
     assert isinstance(transport, TcpTransport)
-    with socket.create_connection(tcp_link(transport)._dialing.addresses[0], SECONDS) as link:
+    with socket.create_connection(address_of(transport, 0), SECONDS) as link:
         client = Client(SECRET, purpose(group, 0))
         link.sendall(client.hello)
         challenge = b""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,17 +19,11 @@ from tests.collectives.launch.launcher import ronde as ronde_command
 from tests.collectives.membership.shrinks import PROCESSES, compute, fail, linux, soon
 from tests.collectives.ranks import SECONDS, SECRET, await_failure, meeting_place, member
 from tests.processes import run_processes
+from tests.transports.groups import free_port
 from transports.rendezvous.bootstrap import REGROUPS, join, open_store
 from transports.rendezvous.memory import MemoryStore
 
 # ---- lost processes
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def processes_killed(rank: int, url: str) -> dict[str, tuple[int, int]]:

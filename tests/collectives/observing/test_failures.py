@@ -25,16 +25,9 @@ from tests.collectives.observing.made import MadeWorld, described
 from tests.collectives.ranks import await_failure, meeting_place, member
 from tests.processes import run_processes
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("own_folder")]
 FORMS = [("shm", "off"), ("shm", "on"), ("tcp", "off"), ("tcp", "on")]
 X = np.ones(3, np.float32)
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    (tmp_path / "run").mkdir()
 
 
 def newest() -> list[Record]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,17 +15,10 @@ from collectives.observing import Charges, Comparison, Kind, Snapshot, judge
 from tests.collectives.ranks import meeting_place, member
 from tests.processes import run_processes
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("own_folder")]
 LATE = 1
 NAP = 0.1
 X = np.ones(3, np.float32)
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    (tmp_path / "run").mkdir()
 
 
 def comparison() -> Comparison:

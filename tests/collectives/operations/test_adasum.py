@@ -13,6 +13,7 @@ from collectives import OPS, Communicator, MismatchError
 from collectives.arrays.ops import ADASUM, allowed_ops
 from collectives.operations.adasum import levels
 from collectives.schedule.topology import Tree, canonical_tree
+from tests.collectives.compression.test_compression import alike
 from tests.worlds import World, Worlds, world_of
 
 Vector = np.ndarray[Any, np.dtype[Any]]
@@ -45,12 +46,6 @@ def vectors(size: int, shape: tuple[int, ...], dtype: Any = np.float32, seed: in
     rng = np.random.default_rng(seed)
     common = rng.normal(size=shape)
     return [(common + rng.normal(size=shape)).astype(dtype) for _ in range(size)]
-
-
-def alike(results: list[Vector]) -> Vector:
-    """The result, the same bits on every rank."""
-    assert len({np.asarray(result).tobytes() for result in results}) == 1
-    return np.asarray(results[0])
 
 
 def adasum(world: World, given: list[Vector], **options: Any) -> Vector:

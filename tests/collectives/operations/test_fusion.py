@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from collectives.execution.windows import Windows
 from collectives.operations.fusion import CACHED, LARGEST, WINDOW, Buffer, BundleItem, bundles
 from collectives.operations.signature import Signature
-from tests.worlds import World, Worlds, executor_of, world_of
+from tests.worlds import World, Worlds, kept_plans, world_of
 from transports.onesided import NoRoom
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -83,9 +83,9 @@ def test_bundles_are_as_full_as_they_may_be() -> None:
     assert [len(bundle) for bundle in bundles([small, halves] * 3, 1000)] == [3, 3]
 
 
-def calls(executor: Any) -> list[Any]:
-    """The calls that an executor has planned."""
-    return [plan.call for plan in executor.planner._plans.values()]
+def in_windows(comm: Any, *, named: bool) -> int:
+    """The number of plans for arrays in windows."""
+    return sum(plan.call.windows is not None for plan in kept_plans(comm, named=named))
 
 
 def test_the_buffer_is_kept() -> None:
@@ -117,7 +117,7 @@ def test_the_buffer_is_private_where_there_is_no_room(
     def body(comm: Any) -> None:
         works = [comm.allreduce_async(np.full(10, number), name=f"{number}") for number in range(5)]
         assert [work.wait()[3] for work in works] == [2 * number for number in range(5)]
-        assert not any(call.windows for call in calls(comm._named.host.executor))
+        assert not in_windows(comm, named=True)
 
     with world_of("local", 2) as world:
         world.run(body)
@@ -134,16 +134,14 @@ def test_bundles_are_combined_in_windows(worlds: Worlds, transport: str, joins: 
         if not joins:
             for found in (comm.grouped_allreduce(arrays), comm.grouped_allreduce_async(arrays, name="g").wait()):
                 assert [one[7] for one in found] == [3 * number + 3 for number in range(12)]
-            assert not any(call.windows for call in calls(executor_of(comm)))
-            assert len([call for call in calls(comm._named.host.executor) if call.windows]) == 2, (
-                "of 5 arrays, and of 2"
-            )
+            assert not in_windows(comm, named=False)
+            assert in_windows(comm, named=True) == 2, "of 5 arrays, and of 2"
         if comm.rank != 1 or not joins:
             works = [comm.allreduce_async(x, name=f"{number}") for number, x in enumerate(arrays)]
             wanted = [2 * number + 2 if joins else 3 * number + 3 for number in range(12)]
             assert [work.wait()[7] for work in works] == wanted
         comm.join()
-        assert any(call.windows for call in calls(comm._named.host.executor))
+        assert in_windows(comm, named=True)
 
     worlds.get(transport, 3).run(body)
 

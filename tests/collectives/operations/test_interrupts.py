@@ -18,10 +18,11 @@ import pytest
 
 from collectives import AbortedError, Communicator, DeadlineExceeded, RondeError, Work
 from collectives.execution import Table
-from collectives.execution.executor import Executor
+from collectives.execution.binder import Binder
+from collectives.execution.rows import BoundPlan
 from collectives.jit import layout
 from tests.points import LONG, Interrupt, Points
-from tests.worlds import World, executor_of
+from tests.worlds import World, executor_of, kept_plans
 from transports import shm
 from transports.anysource import AnySource
 
@@ -269,15 +270,15 @@ def test_c1_interrupt_before_publish(transport: str, error: type[BaseException],
     if transport == "shm" and shm.usable() is not None:
         pytest.skip(str(shm.usable()))
     failing, warmed = threading.local(), threading.Barrier(2)
-    bind = Executor._bind
+    bind = BoundPlan.__init__
 
-    def interrupted(self: Executor, *arguments: Any) -> Any:
+    def interrupted(self: BoundPlan, *arguments: Any) -> None:
         if getattr(failing, "now", False):
             failing.now = False
             raise error
-        return bind(self, *arguments)
+        bind(self, *arguments)
 
-    monkeypatch.setattr(Executor, "_bind", interrupted)
+    monkeypatch.setattr(BoundPlan, "__init__", interrupted)
 
     def body(comm: Communicator) -> list[Any]:
         warm = np.ones(4, np.float32)
@@ -382,13 +383,10 @@ def test_c3_planning_race() -> None:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        executor, tables = comm._named.host.executor, 0
-        for plan in list(executor.planner._plans.values()):
-            table = plan.bound.get(Table)
-            if table is not None:
-                tables += 1
-                assert executor.planner.numbered[int(table.words[layout.NUMBER])] is plan
-        assert tables
+        plans = [plan for plan in kept_plans(comm, named=True) if Table in plan.bound]
+        assert plans
+        for plan in plans:
+            assert plan.bound[Table].words[layout.NUMBER] == plan.number
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -405,15 +403,16 @@ def test_the_worker_gives_back_the_locks_that_an_error_has_left(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callers: set[int] = set()
-    bind = Executor._bind
+    bind = BoundPlan.__init__
 
-    def left(self: Executor, *arguments: Any) -> Any:
+    def left(self: BoundPlan, binder: Binder, *arguments: Any) -> None:
         if threading.get_ident() in callers:
-            return bind(self, *arguments)
-        self._transport.lock.acquire()  # type: ignore[attr-defined]  # as if it came at the end of a `with`
+            bind(self, binder, *arguments)
+            return
+        binder.transport.lock.acquire()  # type: ignore[attr-defined]  # as if it came at the end of a `with`
         raise MemoryError
 
-    monkeypatch.setattr(Executor, "_bind", left)
+    monkeypatch.setattr(BoundPlan, "__init__", left)
 
     def body(comm: Communicator) -> bool:
         callers.add(threading.get_ident())

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from collectives import AbortedError, ClosedError, Communicator, DeadlineExceede
 from collectives.flight import CALLS
 from tests.collectives.ranks import meeting_place, member
 from tests.processes import run_processes
+from tests.transports.tcp_ranks import wait_until
 from tests.worlds import executor_of, world_of
 from transports import shm
 
@@ -129,13 +131,13 @@ def test_a_call_waits_for_the_turn_within_its_timeout(transport: str, aborts: bo
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["tcp", "shm", "auto"])
 @pytest.mark.parametrize("inner", ["allreduce", "persistent"])
-def test_c4_a_collective_in_a_signal_handler(transport: str, inner: str) -> None:
+def test_c4_a_collective_in_a_signal_handler(transport: str, inner: str, tmp_path: Path) -> None:
     with meeting_place() as url:
-        found = run_processes(handler_rank_0, 2, url, transport, inner, timeout=60)
+        found = run_processes(handler_rank_0, 2, url, transport, inner, tmp_path / "handled", timeout=60)
     assert found == [["ReentryError", [3.0, 3.0]], [[3.0, 3.0]]]
 
 
-def handler_rank_0(rank: int, url: str, transport: str, inner: str) -> list[Any]:
+def handler_rank_0(rank: int, url: str, transport: str, inner: str, handled: Path) -> list[Any]:
     with member(rank, 2, url, transport=transport) as comm:
         seen: list[Any] = []
 
@@ -144,24 +146,25 @@ def handler_rank_0(rank: int, url: str, transport: str, inner: str) -> list[Any]
                 INNER[inner](comm)
             except RondeError as error:
                 seen.append(type(error).__name__)
+            handled.touch()
 
         comm.barrier()
         if rank == 0:
             signal.signal(signal.SIGUSR1, handler)
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         else:
-            time.sleep(1.0)
+            wait_until(handled.exists)
         seen.append(comm.allreduce(np.full(2, rank + 1.0)).tolist())
         return seen
 
 
-def ends_in_handler(rank: int, url: str, transport: str) -> tuple[str, float]:
+def ends_in_handler(rank: int, url: str, transport: str, handled: Path) -> tuple[str, float]:
     with member(rank, 2, url, transport=transport, timeout=100.0) as comm:
         comm.barrier()
         if rank == 1:
-            time.sleep(2.0)
+            wait_until(handled.exists)
         else:
-            signal.signal(signal.SIGTERM, lambda *_: comm.close())
+            signal.signal(signal.SIGTERM, lambda *_: (comm.close(), handled.touch()))
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
         begun = time.monotonic()
         try:
@@ -173,9 +176,9 @@ def ends_in_handler(rank: int, url: str, transport: str) -> tuple[str, float]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", ["tcp", "shm", "auto"])
-def test_a_shutdown_in_a_signal_handler_ends_the_rank(transport: str) -> None:
+def test_a_shutdown_in_a_signal_handler_ends_the_rank(transport: str, tmp_path: Path) -> None:
     with meeting_place() as url:
-        found = run_processes(ends_in_handler, 2, url, transport, timeout=90)
+        found = run_processes(ends_in_handler, 2, url, transport, tmp_path / "handled", timeout=90)
     assert {kind for kind, _ in found} <= {AbortedError.__name__, ClosedError.__name__}
     assert max(seconds for _, seconds in found) < 30  # not the timeout of a call
 

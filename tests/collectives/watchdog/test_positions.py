@@ -16,6 +16,7 @@ from collectives import Communicator
 from collectives.execution import CallPosition
 from collectives.execution.executor import Executor
 from collectives.execution.rows import BoundPlan, Row
+from collectives.failure import AbortSignal
 from collectives.metering.meter import Meter
 from collectives.planning.plan import Plan
 from tests.worlds import executor_of, kept_plans, world_of
@@ -23,7 +24,7 @@ from transports.errors import DeadlineExceeded, RondeError
 
 
 def positions(comm: Communicator) -> list[CallPosition]:
-    return comm._family.positions.now()
+    return executor_of(comm).positions.now()
 
 
 def bind(comm: Communicator, plan: Plan, *rows: Row) -> None:
@@ -90,13 +91,14 @@ def test_a_position_can_be_asked_for_at_every_line_of_a_call(transport: str) -> 
 def test_failed_call_keeps_its_position_until_the_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait chain is asked for while the call gives up."""
     found: list[tuple[int, int]] = []
-    fail_call = Executor._fail
+    give_up = AbortSignal.fail
 
-    def look(executor: Executor, plan: Plan, error: RondeError) -> RondeError:
-        if executor.rank == 0:
+    def look(signal: AbortSignal, *error: Any) -> RondeError:
+        executor = executor_of(world.communicators[0])
+        if executor.abort_signal is signal:
             (place,) = [place for place in executor.positions.now() if place.caller is executor]
             found.append((place.number, place.step))
-        return fail_call(executor, plan, error)
+        return give_up(signal, *error)
 
     def rank(comm: Communicator) -> None:
         x = np.ones(8)
@@ -114,7 +116,7 @@ def test_failed_call_keeps_its_position_until_the_error_is_raised(monkeypatch: p
         executor_of(comm).counter.step = step
         raise DeadlineExceeded("too late")
 
-    monkeypatch.setattr(Executor, "_fail", look)
+    monkeypatch.setattr(AbortSignal, "fail", look)
     with world_of("local", 2) as world:
         world.run(rank)
 
@@ -234,13 +236,18 @@ def test_receive_from_any_rank_has_a_position_that_awaits_none(call: str) -> Non
             assert (place.number, place.peers, place.awaits, place.text) == (0, (0, 1, 2), None, doing)
 
 
-def test_closed_communicator_is_not_asked() -> None:
+def test_closed_communicator_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.local()
+    monkeypatch.setattr(Executor, "position", lambda executor: asked.keys.append(executor.key))
+
     def rank(comm: Communicator) -> None:
         group = comm.split(0)
         assert group is not None
-        assert len(comm._family.positions._sources) == 4  # each has an executor for plain calls and one for named ones
-        group.close()
-        assert len(comm._family.positions._sources) == 2
+        for number in (4, 2):  # each has an executor for plain calls and one for named ones
+            asked.keys = []
+            positions(comm)
+            assert len(asked.keys) == number
+            group.close()
 
     with world_of("local", 2) as world:
         world.run(rank)

@@ -17,12 +17,7 @@ from tests.processes import run_processes
 from transports.errors import RendezvousError
 from transports.store import Place
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    (tmp_path / "run").mkdir()
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def soon() -> float:

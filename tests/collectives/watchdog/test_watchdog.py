@@ -447,7 +447,7 @@ def test_store_out_of_reach_is_not_a_lost_peer(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(worlds, "MemoryStore", Unreliable)
     monkeypatch.setattr(watch, "LISTEN_SECONDS", 0.05)
     with world_of("local", 2, stall=0.1) as world:
-        world._store.down = True
+        world.store.down = True
 
         def body(comm: Communicator) -> None:
             for turn in range(5):
@@ -457,7 +457,7 @@ def test_store_out_of_reach_is_not_a_lost_peer(monkeypatch: pytest.MonkeyPatch) 
 
         world.run(body)
         assert world.sound
-        world._store.down = False
+        world.store.down = False
 
 
 def test_one_watchdog_for_each_rank_and_none_for_a_group_of_one() -> None:

@@ -9,7 +9,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,14 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.transports.launchers.real import run
+from tests.transports.stores import soon
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.launchers import pmix, pmix_client
 from transports.launchers.horovod_store import HorovodStore
 from transports.launchers.torch_store import TorchStore
-
-
-def soon(seconds: float = 30.0) -> float:
-    return time.monotonic() + seconds
 
 
 @contextlib.contextmanager

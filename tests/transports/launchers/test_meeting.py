@@ -14,6 +14,7 @@ from types import TracebackType
 
 import pytest
 
+from tests.transports.groups import free_port
 from transports.errors import ConfigError, RendezvousError
 from transports.launchers import dialing, find, meet, serving
 from transports.launchers.address import AtAddress
@@ -29,11 +30,6 @@ SECRET = "5a" * 16
 BOUND = 60.0
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 class Ranks:
     """Ranks as threads, each with the resources of its meetings."""
 
@@ -46,12 +42,12 @@ class Ranks:
     ) -> list[bytes]:
         """Meet, say hello to each other, leave; the secrets of all ranks."""
         outcomes: list[Future[bytes]] = [
-            self._pool.submit(self._rank, rank, way, histories[rank] if histories else History(), job, patience)
+            self._pool.submit(self.rank, rank, way, histories[rank] if histories else History(), job, patience)
             for rank, way in enumerate(ways)
         ]
         return [outcome.result(BOUND) for outcome in outcomes]
 
-    def _rank(self, rank: int, way: Way, history: History, job: str, patience: float) -> bytes:
+    def rank(self, rank: int, way: Way, history: History, job: str, patience: float) -> bytes:
         with contextlib.ExitStack() as resources:
             deadline = time.monotonic() + patience
             meeting = Meeting(rank, self.size, job, history, True, "", deadline, None, resources)
@@ -70,9 +66,11 @@ def three() -> Iterator[Ranks]:
         yield Ranks(3, pool)
 
 
-def test_address_of_a_job(three: Ranks) -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_address_of_a_job(three: Ranks, by_hand: bool) -> None:
     """Twice, as after `shutdown`: the second time a fast rank may still find the server of the first meeting."""
-    way = AtAddress({"RONDE_SECRET": SECRET}, "localhost")
+    env = {"RONDE_SECRET": SECRET}
+    way = GivenByHand(env, f"tcp://localhost:{free_port()}") if by_hand else AtAddress(env, "localhost")
     histories = [History() for _ in range(3)]
     for _ in range(2):
         assert three.meet([way] * 3, histories) == [bytes.fromhex(SECRET)] * 3
@@ -195,7 +193,7 @@ def test_rank_0_that_cannot_serve_tells_all(three: Ranks, monkeypatch: pytest.Mo
     values = Values(3)
     way = Published("a dictionary", lambda deadline: values)
     with ThreadPoolExecutor(3) as pool:
-        outcomes = [pool.submit(three._rank, rank, way, History(), "job", BOUND) for rank in range(3)]
+        outcomes = [pool.submit(three.rank, rank, way, History(), "job", BOUND) for rank in range(3)]
         for outcome in outcomes:
             with pytest.raises(ConfigError, match="interface='ib0'"):
                 outcome.result(BOUND)
@@ -211,13 +209,6 @@ def test_offer_that_is_none(offer: bytes) -> None:
 
 
 # The user's store
-
-
-def test_address_by_hand(three: Ranks) -> None:
-    way = GivenByHand({"RONDE_SECRET": SECRET}, f"tcp://localhost:{free_port()}")
-    histories = [History() for _ in range(3)]
-    for _ in range(2):
-        assert three.meet([way] * 3, histories) == [bytes.fromhex(SECRET)] * 3
 
 
 def test_address_by_hand_that_somebody_else_serves(three: Ranks) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 import sys
 import time
 from collections.abc import Sequence
 
 import pytest
 
+from tests.transports.groups import free_port
 from tests.transports.launchers.real import HELLO, RANK, Launched, hello, launch, left, mpi_command, run
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
@@ -186,11 +186,6 @@ def test_process_that_a_rank_starts_is_no_rank(kind: str) -> None:
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @needs_torch

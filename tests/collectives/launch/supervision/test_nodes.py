@@ -17,17 +17,12 @@ import pytest
 from collectives.launch.supervision.nodes import Meeting, StorePipes, parse_address
 from tests.collectives.launch.launcher import BOUND, Running, Watch, ronde, running
 from tests.security.certificates import Authority
+from tests.transports.groups import free_port
 from transports.errors import ConfigError
 from transports.rendezvous import MemoryStore
 
 SECRET = "5e" * 32
 SLEEP = "echo ready $$; exec sleep 1000"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager
