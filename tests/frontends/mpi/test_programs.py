@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from frontends.mpi.run import run_program
+
 ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.processes
@@ -128,6 +130,19 @@ def test_a_script_under_ronde_run(tmp_path: Path) -> None:
 
 def test_a_script_under_the_module(tmp_path: Path) -> None:
     assert run(tmp_path, HELLO, "-np", "2", sys.executable, "-m", "ronde.mpi") == "total 3 True\n"
+
+
+def test_a_script_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_the_script.py").write_text("value = 7")
+    (tmp_path / "script.py").write_text("from beside_the_script import value")
+    monkeypatch.setattr(sys, "path", ["elsewhere", *sys.path[1:]])
+    monkeypatch.setattr(sys, "argv", [])
+    try:
+        assert run_program([str(tmp_path / "script.py"), "word"], "__main__")["value"] == 7
+        assert sys.path[0] == str(tmp_path)
+        assert sys.argv == [str(tmp_path / "script.py"), "word"]
+    finally:
+        sys.modules.pop("beside_the_script", None)
 
 
 def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
