@@ -280,6 +280,10 @@ class Condition:
         self._words.check()
         self._mutex.release()
 
+    def locked(self) -> bool:
+        """True if this rank holds the mutex."""
+        return self._mutex.locked()
+
     def __enter__(self) -> Self:
         self.acquire()
         return self

@@ -25,7 +25,7 @@ if comm.rank == 0:
 """
 POOL = """
 from mpi4py import MPI
-from mpi4py.futures import MPIPoolExecutor
+from mpi4py.futures import MPIPoolExecutor, collect, compose
 
 def square(x):
     return x * x
@@ -51,6 +51,7 @@ if __name__ == "__main__":
     with MPIPoolExecutor() as pool:
         print("squares", list(pool.map(square, range(5), chunksize=2)), pool.num_workers)
         print("raised", pool.submit(fail, 3).exception())
+        print("chained", compose(collect(pool.submit(square, x) for x in range(4)), sum).result())
         print("of the script", type(pool.submit(point, 3).result()) is Point)
         print("cannot be loaded", type(pool.submit(break_it).exception()).__name__)
         pool.shutdown(wait=False)
@@ -150,6 +151,7 @@ def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
     assert told.splitlines() == [
         "squares [0, 1, 4, 9, 16] 2",
         "raised no 3",
+        "chained 14",
         "of the script True",
         "cannot be loaded TypeError",
         "no pickle of the initializer",
