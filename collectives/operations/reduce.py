@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, zip_longest
-from math import prod
+from math import isfinite, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -277,6 +277,8 @@ class Reductions:
         for name, value in (("prescale", options.prescale), ("postscale", options.postscale)):
             if value is not None and (dtype.kind == "b" or dtype.names is not None):
                 raise TypeError(f"{name}={value:g}: {'bool' if dtype.names is None else dtype} cannot be scaled")
+            if value is not None and dtype.kind in "iu" and not isfinite(value):
+                raise ValueError(f"{name}={value:g}: must be finite for {dtype}")
         kind = AdasumReduction if op == ADASUM else Reduction
         return kind(
             self._calls.space,

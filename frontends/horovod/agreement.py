@@ -24,6 +24,7 @@ __all__ = [
     "DENSE",
     "MISSING",
     "SPARSE",
+    "VALUE",
     "Fact",
     "Members",
     "Union",
@@ -39,19 +40,26 @@ MISSING: Final = 0
 DENSE: Final = 1
 SPARSE: Final = 2
 """Kinds of gradients, which can be combined: DENSE | SPARSE are those of several ranks."""
+VALUE: Final = 4
+"""The kind of a value that is no gradient, such as a parameter that is broadcast."""
 
-_KINDS: Final = {MISSING: "has no gradient", DENSE: "has a dense gradient", SPARSE: "has a sparse gradient"}
+_KINDS: Final = {
+    MISSING: "has no gradient",
+    DENSE: "has a dense gradient",
+    SPARSE: "has a sparse gradient",
+    VALUE: "has a value",
+}
 
 _Digest = tuple[int, int]
 
 
 class Fact(NamedTuple):
-    """A rank's view of one gradient.
+    """A rank's view of one gradient, or of another value.
 
     name  of the parameter
     key   the part of the name that must be equal on all ranks: see `numberless`
     form  shape and type, as text, which must be equal on all ranks
-    kind  MISSING, DENSE or SPARSE
+    kind  MISSING, DENSE or SPARSE; VALUE for all that are no gradients
     """
 
     name: str
@@ -120,10 +128,10 @@ def explain(views: Sequence[Sequence[Fact]]) -> str:
         for key, fact in zip(own, view, strict=True):
             found.setdefault(key, {})[rank] = fact
     texts = [text for name, facts in found.items() if (text := _difference(name, facts, len(views)))]
-    return (
-        f"gradients: {'; '.join(texts[:4])}{'; and others' * (len(texts) > 4)}. All ranks must have gradients of the "
-        "same parameters, in the same form"
-    )
+    listed = f"{'; '.join(texts[:4])}{'; and others' * (len(texts) > 4)}"
+    if any(fact.kind == VALUE for view in views for fact in view):
+        return f"{listed}. All ranks must have values of the same names, in the same form"
+    return f"gradients: {listed}. All ranks must have gradients of the same parameters, in the same form"
 
 
 def _difference(name: str, facts: dict[int, Fact], size: int) -> str:

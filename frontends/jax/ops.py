@@ -22,7 +22,7 @@ import collectives
 from collectives import OpName, ProcessSet, global_process_set
 from collectives.arrays import check_op
 from frontends.horovod import (
-    DENSE,
+    VALUE,
     Fact,
     check_linear,
     choose_op,
@@ -245,7 +245,7 @@ def _with_keys(request: Request, x: Any) -> Request:
     if all(isinstance(key, jax.tree_util.SequenceKey) for path in paths for key in path):
         return request
     names = [jax.tree_util.keystr(path) for path in paths]
-    return replace(request, label=request.kind, facts=tuple(Fact(name, name, "", DENSE) for name in names))
+    return replace(request, label=request.kind, facts=tuple(Fact(name, name, "", VALUE) for name in names))
 
 
 def _broadcast(process_set: ProcessSet, root_rank: int, name: str | None) -> Request:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import DENSE, MISSING, Fact, broadcast_object, check_passes, numberless
+from frontends.horovod import DENSE, MISSING, VALUE, Fact, broadcast_object, check_passes, numberless
 from frontends.jax.compression import AnyCompression, Compression
 from frontends.jax.ops import allreduce_gradients, broadcast_parts, is_sparse
 from frontends.jax.primitive import settle
@@ -37,7 +37,9 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     given = [jax.random.key_data(leaves[index]) if index in keys else leaves[index] for index in places]
     arrays = dict(zip(places, given, strict=True))
     facts = [
-        _fact(named[index][0], arrays[index]) if index in arrays else _object_fact(named[index][0], leaves[index])
+        _fact(named[index][0], arrays[index])._replace(kind=VALUE)
+        if index in arrays
+        else _object_fact(named[index][0], leaves[index])
         for index in sorted([*places, *objects])
     ]
     if facts:
@@ -63,7 +65,7 @@ def _is_object(leaf: Any) -> bool:
 def _object_fact(path: Any, leaf: Any) -> Fact:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     form = f"{leaf.shape} {leaf.dtype.name}" if isinstance(leaf, np.ndarray | np.generic) else "a number of Python"
-    return Fact(name, numberless(name), form, DENSE)
+    return Fact(name, numberless(name), form, VALUE)
 
 
 def distributed(

@@ -159,20 +159,21 @@ class CommBase(Attributed, Handling):
 
     # ---- duplicates
 
-    def _twin(self) -> Any:
-        self.peers.check()
-        made = self.peers.twin()
-        made.topology = self.peers.topology
-        made.errhandler = self.peers.errhandler
-        return type(self).of(made)
-
     def Clone(self) -> Any:
-        return self._twin()
+        return self.Dup()
 
     def Dup(self, info: Info | None = None) -> Any:
-        made = self._twin()
-        made.peers.info = dict(self.peers.info if info is None else info.items())
-        self.copy_attributes(made)
+        self.peers.check()
+        twin = self.peers.twin()
+        twin.topology = self.peers.topology
+        twin.errhandler = self.peers.errhandler
+        twin.info = dict(self.peers.info if info is None else info.items())
+        made = type(self).of(twin)
+        try:
+            self.copy_attributes(made)
+        except BaseException:
+            twin.close()
+            raise
         return made
 
     def Dup_with_info(self, info: Info) -> Any:

@@ -72,7 +72,9 @@ class File(FileBase):
             raise error(
                 "ERR_IO", f"{block.nbytes} bytes: must be elements of {body.view.etype.size} bytes, as in the view"
             )
-        if way in ("shared", "ordered"):
+        if way in ("at", "own"):
+            body.check_random()
+        else:
             offset = self._advance(elements) if way == "shared" else self._in_order(body, elements)
         return at(body, block, offset, write=write)
 

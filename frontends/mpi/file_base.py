@@ -82,6 +82,17 @@ class FileBody(Body):
         if cause is not None:
             raise failure(cause)
 
+    def check_random(self) -> None:
+        """Raise Exception unless the file is open for access in any order."""
+        if self.amode & MODE_SEQUENTIAL:
+            raise error("ERR_UNSUPPORTED_OPERATION", f"amode={self.amode}: has MODE_SEQUENTIAL")
+
+    def check_resizable(self) -> None:
+        """Raise Exception unless the size of the file may be set."""
+        self.check_random()
+        if self.amode & MODE_RDONLY:
+            raise error("ERR_READ_ONLY", f"amode={self.amode}: does not allow it")
+
 
 class _Defaults(Body):
     """The error handler of files that are opened, which FILE_NULL shows."""
@@ -173,11 +184,13 @@ class FileBase(Handling):
 
     def Set_size(self, size: int) -> None:
         body = self._known()
+        body.check_resizable()
         _barrier(body)
         together(body.peers, lambda: _system(os.ftruncate, body.descriptor, size) if body.peers.rank == 0 else None)
 
     def Preallocate(self, size: int) -> None:
         body = self._known()
+        body.check_resizable()
         _barrier(body)
 
         def grow() -> None:
@@ -243,11 +256,15 @@ class FileBase(Handling):
         if datarep not in ("native", "internal"):
             raise missing(f"File.Set_view with datarep={datarep!r}", "files have the native representation")
         kind = etype if filetype is None else filetype
-        if disp == DISPLACEMENT_CURRENT:
-            disp = body.view.byte_offset(body.position)
-        if disp < 0 or not etype.layout.size or kind.layout.size % etype.layout.size:
+        sequential = bool(body.amode & MODE_SEQUENTIAL)
+        if sequential != (disp == DISPLACEMENT_CURRENT):
+            raise error("ERR_ARG", f"disp={disp}: DISPLACEMENT_CURRENT and MODE_SEQUENTIAL go together")
+        if (disp < 0 and not sequential) or not etype.layout.size or kind.layout.size % etype.layout.size:
             raise error("ERR_ARG", f"disp={disp}: must be 0 or more, and filetype made of etype")
         _barrier(body)  # the shared pointer is still that of the view before, for ranks that come later
+        if sequential:
+            disp = body.view.byte_offset(self._position_shared())
+            _barrier(body)
         body.view = View(int(disp), etype.layout, kind.layout)
         body.types = etype, kind
         body.position = 0
@@ -270,10 +287,13 @@ class FileBase(Handling):
 
     def Seek(self, offset: int, whence: int = SEEK_SET) -> None:
         body = self._known()
+        body.check_random()
         body.position = self._sought(body.position, offset, whence)
 
     def Get_position(self) -> int:
-        return self._known().position
+        body = self._known()
+        body.check_random()
+        return body.position
 
     def _sought(self, position: int, offset: int, whence: int) -> int:
         starts = {SEEK_SET: 0, SEEK_CUR: position}
@@ -300,6 +320,7 @@ class FileBase(Handling):
 
     def Seek_shared(self, offset: int, whence: int = SEEK_SET) -> None:
         body = self._known()
+        body.check_random()
         _barrier(body)
 
         def seek() -> None:
@@ -309,6 +330,10 @@ class FileBase(Handling):
         together(body.peers, lambda: seek() if body.peers.rank == 0 else None)
 
     def Get_position_shared(self) -> int:
+        self._known().check_random()
+        return self._position_shared()
+
+    def _position_shared(self) -> int:
         return int(self._shared().memory.view(np.int64)[0])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from frontends.mpi.alias import install
@@ -47,6 +48,8 @@ def run_program(arguments: list[str], name: str) -> dict[str, object]:
         exec(compile(rest[0], "<command>", "exec"), names)
         return names
     sys.argv[:] = arguments
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path(kind).resolve().parent)  # the script finds the modules beside it
     return runpy.run_path(kind, run_name=name)
 
 

@@ -6,6 +6,7 @@ part is access to memory. Ranks of several hosts have no window.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from frontends.mpi.handles import SURFACE
 from frontends.mpi.info import INFO_NULL, Info, InfoBody
 from frontends.mpi.ints import as_int
 from frontends.mpi.memory import BOTTOM, as_memory, buffer
-from frontends.mpi.objects import receive, send
+from frontends.mpi.objects import receive, send, together
 from frontends.mpi.operations import Ended, Receiving, completed
 from frontends.mpi.ops import SUM, Op, combine_arrays
 from frontends.mpi.peers import Peers
@@ -43,7 +44,9 @@ class WinBody(AttributedBody):
     parts     by rank: the memory, and the unit of displacements; of a window of `Create` only this rank has a part
     segment   the shared memory; None for a window of the program's memory
     flavor    as the attribute WIN_CREATE_FLAVOR has it
-    ending    the receives of the news that ranks have ended their access, after Post
+    held      the ranks whose parts this rank has locked
+    ending    the receives of the news that ranks have ended their access, after Post; None before it
+    accessed  the ranks whose parts this rank accesses, after Start; None before it
     """
 
     def __init__(
@@ -57,8 +60,9 @@ class WinBody(AttributedBody):
         self.flavor = flavor
         self.errhandler: Any = None
         self.info: dict[str, str] = {}
-        self.ending: list[Receiving] = []
-        self.accessed: tuple[int, ...] = ()
+        self.held: set[int] = set()
+        self.ending: list[Receiving] | None = None
+        self.accessed: tuple[int, ...] | None = None
 
     def check(self) -> None:
         """Raise if the job has failed."""
@@ -86,20 +90,16 @@ class Win(Attributed, Handling):
     @classmethod
     def _made(cls, comm: Intracomm, size: int, disp_unit: int, info: Info, flavor: int) -> Win:
         size, disp_unit = as_int(size, "size"), as_int(disp_unit, "disp_unit")
-        peers = comm.peers.twin()
-        everyone = comm.allgather((peers.process.world.members[peers.ranks[peers.rank]].host, size, disp_unit))
-        if len({host for host, _, _ in everyone}) > 1:
-            raise missing("windows of ranks on several hosts", _ACROSS)
-        if any(nbytes < 0 for _, nbytes, _ in everyone):
-            raise error("ERR_SIZE", f"size={size}: must be 0 or more")
-        sizes = [nbytes for _, nbytes, _ in everyone]
-        starts = [0, *np.cumsum(sizes).tolist()]
-        segment = Segment.make(starts[-1], comm.peers)
-        try:
-            locks = Segment.make(2 * peers.size, comm.peers)
-        except BaseException:
-            segment.close()
-            raise
+        with contextlib.ExitStack() as made:
+            peers = made.enter_context(contextlib.closing(comm.peers.twin()))
+            host = peers.process.world.members[peers.ranks[peers.rank]].host
+            everyone = together(peers, lambda: (host, _size(size), _unit(disp_unit)))
+            if len({host for host, _, _ in everyone}) > 1:
+                raise missing("windows of ranks on several hosts", _ACROSS)
+            starts = [0, *np.cumsum([nbytes for _, nbytes, _ in everyone]).tolist()]
+            segment = made.enter_context(contextlib.closing(Segment.make(starts[-1], peers)))
+            locks = made.enter_context(contextlib.closing(Segment.make(2 * peers.size, peers)))
+            made.pop_all()
         parts: list[tuple[Any, int] | None] = [
             (segment.memory[start : start + nbytes], unit)
             for start, (_, nbytes, unit) in zip(starts, everyone, strict=False)
@@ -121,11 +121,15 @@ class Win(Attributed, Handling):
 
     @classmethod
     def Create(cls, memory: Any, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF) -> Win:
-        mine = as_memory(None if memory is BOTTOM else memory).data, as_int(disp_unit, "disp_unit")
-        peers = comm.peers.twin()
+        disp_unit = as_int(disp_unit, "disp_unit")
+        mine = as_memory(None if memory is BOTTOM else memory).data, disp_unit
+        with contextlib.ExitStack() as made:
+            peers = made.enter_context(contextlib.closing(comm.peers.twin()))
+            together(peers, lambda: _unit(disp_unit))
+            locks = made.enter_context(contextlib.closing(Segment.make(2 * peers.size, peers)))
+            made.pop_all()
         parts: list[tuple[Any, int] | None] = [None] * peers.size
         parts[peers.rank] = mine
-        locks = Segment.make(2 * peers.size, comm.peers)
         return cls._with(WinBody(peers, parts, None, locks, constants.WIN_FLAVOR_CREATE), info)
 
     @classmethod
@@ -337,25 +341,40 @@ class Win(Attributed, Handling):
         body = self._known()
         if lock_type not in (LOCK_EXCLUSIVE, LOCK_SHARED):
             raise error("ERR_LOCKTYPE", f"lock_type={lock_type}: must be LOCK_EXCLUSIVE or LOCK_SHARED")
-        if rank != PROC_NULL:
-            self._place(rank)
-            body.locks.lock(rank, body.check, shared=lock_type == LOCK_SHARED)
+        if rank == PROC_NULL:
+            return
+        self._place(rank)
+        if rank in body.held:
+            raise error("ERR_RMA_SYNC", f"rank {rank}: this rank has locked its part already")
+        body.locks.lock(rank, body.check, shared=lock_type == LOCK_SHARED)
+        body.held.add(rank)
 
     def _place(self, rank: int) -> None:
         if not 0 <= rank < self._known().peers.size:
             raise error("ERR_RANK", f"rank {rank}: must be 0 to {self._known().peers.size - 1}")
 
     def Unlock(self, rank: int) -> None:
-        if rank != PROC_NULL:
-            self._place(rank)
-            self._known().locks.unlock(rank)
+        body = self._known()
+        if rank == PROC_NULL:
+            return
+        self._place(rank)
+        if rank not in body.held:
+            raise error("ERR_RMA_SYNC", f"rank {rank}: this rank has not locked its part")
+        body.held.remove(rank)
+        body.locks.unlock(rank)
 
     def Lock_all(self, assertion: int = 0) -> None:
-        for rank in range(self._known().peers.size):
+        body = self._known()
+        if body.held:
+            raise error("ERR_RMA_SYNC", f"this rank has locked the parts of ranks {sorted(body.held)} already")
+        for rank in range(body.peers.size):
             self.Lock(rank, LOCK_SHARED)
 
     def Unlock_all(self) -> None:
-        for rank in range(self._known().peers.size):
+        body = self._known()
+        if len(body.held) < body.peers.size:
+            raise error("ERR_RMA_SYNC", f"this rank has locked the parts of ranks {sorted(body.held)}, not of all")
+        for rank in range(body.peers.size):
             self.Unlock(rank)
 
     def Flush(self, rank: int) -> None:
@@ -370,43 +389,70 @@ class Win(Attributed, Handling):
     Sync = Flush_all
 
     def _numbers(self, group: Group) -> tuple[int, ...]:
-        return tuple(self._known().peers.ranks.index(rank) for rank in group.ranks)
+        peers = self._known().peers
+        strangers = [rank for rank in group.ranks if rank not in peers.ranks]
+        if strangers:
+            raise error("ERR_GROUP", f"ranks {strangers} of the world have no part of the window")
+        return tuple(peers.ranks.index(rank) for rank in group.ranks)
 
     def Post(self, group: Group, assertion: int = 0) -> None:
         body = self._known()
         exposed = self._numbers(group)
+        if body.ending is not None:
+            raise error("ERR_RMA_SYNC", "Post was called before, and not yet Wait")
         body.ending = [receive(body.peers, rank, _COMPLETED) for rank in exposed]
         for rank in exposed:
             send(body.peers, None, rank, _POSTED)
 
     def Start(self, group: Group, assertion: int = 0) -> None:
         body = self._known()
-        body.accessed = self._numbers(group)
-        for rank in body.accessed:
+        accessed = self._numbers(group)
+        if body.accessed is not None:
+            raise error("ERR_RMA_SYNC", "Start was called before, and not yet Complete")
+        body.accessed = accessed
+        for rank in accessed:
             completed(body.peers, receive(body.peers, rank, _POSTED))
 
     def Complete(self) -> None:
         body = self._known()
-        for rank in body.accessed:
+        accessed, body.accessed = body.accessed, None
+        if accessed is None:
+            raise error("ERR_RMA_SYNC", "Start was not called")
+        for rank in accessed:
             send(body.peers, None, rank, _COMPLETED)
-        body.accessed = ()
+
+    def _exposed(self) -> list[Receiving]:
+        ending = self._known().ending
+        if ending is None:
+            raise error("ERR_RMA_SYNC", "Post was not called")
+        return ending
 
     def Wait(self) -> bool:
         body = self._known()
-        ending, body.ending = body.ending, []
+        ending = self._exposed()
+        body.ending = None
         for news in ending:
             completed(body.peers, news)
         return True
 
     def Test(self) -> bool:
-        body = self._known()
-        if not all(news.test() for news in body.ending):
-            return False
-        return self.Wait()
+        return all(news.test() for news in self._exposed()) and self.Wait()
 
 
 Win.family = Win
 WIN_NULL: Final = Win()
+
+
+def _size(size: int) -> int:
+    if size < 0:
+        raise error("ERR_SIZE", f"size={size}: must be 0 or more")
+    return size
+
+
+def _unit(disp_unit: int) -> int:
+    if disp_unit < 1:
+        raise error("ERR_DISP", f"disp_unit={disp_unit}: must be 1 or more")
+    return disp_unit
 
 
 def _check_single(*blocks: Block) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import DENSE, Fact, agree, as_horovod, communicator_of, in_order, root_in
+from frontends.horovod import VALUE, Fact, agree, as_horovod, communicator_of, in_order, root_in
 from frontends.mxnet.library import mx
 from frontends.mxnet.tensors import LIBRARY
 
@@ -32,7 +32,7 @@ def broadcast_parameters(
         facts = in_order(str(value.name) for _, value in pairs)
     elif isinstance(params, Mapping):
         pairs = sorted(params.items(), key=lambda pair: str(pair[0]))
-        facts = [Fact(str(key), str(key), "", DENSE) for key, _ in pairs]
+        facts = [Fact(str(key), str(key), "", VALUE) for key, _ in pairs]
     else:
         raise ValueError(f"params: must be a dict or a ParameterDict, not {type(params).__name__}")
     root_in(process_set, root_rank)

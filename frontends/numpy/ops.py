@@ -11,7 +11,7 @@ from collectives import Communicator, OpName, ProcessSet, global_process_set
 from collectives.compression import Compressor
 from collectives.trees import ARRAYS_AND_NUMBERS, Array, leaves, rebuilt
 from frontends.horovod import (
-    DENSE,
+    VALUE,
     Average,
     Fact,
     as_horovod,
@@ -30,7 +30,7 @@ class Agreement:
 
     def __init__(self, comm: Communicator, label: str, paths: Sequence[str]) -> None:
         """Begin it. Collective; ranks match it by `label`."""
-        self._facts = [Fact(path, path, "", DENSE) for path in paths]
+        self._facts = [Fact(path, path, "", VALUE) for path in paths]
         self._judge = begin_agreement(comm, label)
         self._work = begin_digests(comm, label, self._facts)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import DENSE, Fact, agree, as_horovod, broadcast_object, communicator_of, root_in
+from frontends.horovod import VALUE, Fact, agree, as_horovod, broadcast_object, communicator_of, root_in
 from frontends.torch import ops
 from frontends.torch.parameters import compare_order
 
@@ -33,7 +33,7 @@ def broadcast_parameters(
     tensors = [(name, tensor) for name, tensor in pairs if isinstance(tensor, torch.Tensor)]
     names = sorted(str(place if name is None else name) for place, (name, _) in enumerate(tensors))
     with as_horovod():
-        agree(communicator_of(process_set), "parameters", [Fact(name, name, "", DENSE) for name in names])
+        agree(communicator_of(process_set), "parameters", [Fact(name, name, "", VALUE) for name in names])
     with torch.no_grad():
         handles = [ops.broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in tensors]
         for handle in handles:

@@ -29,7 +29,8 @@ def main(words: Sequence[str]) -> None:
         case ["-m", module, *rest]:
             path, run = module, runpy.run_module
         case [path, *rest] if not path.startswith("-"):
-            sys.path[0] = str(Path(path).resolve().parent)
+            if not sys.flags.safe_path:
+                sys.path[0] = str(Path(path).resolve().parent)
             run = runpy.run_path  # type: ignore[assignment]
         case _:
             sys.exit("usage: python -m ronde.torch.with_group SCRIPT [ARGUMENT...], or -m MODULE [ARGUMENT...]")

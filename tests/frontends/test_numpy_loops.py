@@ -288,7 +288,7 @@ def other_keys(comm: Communicator) -> None:
             ({"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 2.0}),
             ({"a": np.ones(2)}, {"a": np.ones(2), "c": 3.0}),
         ):
-            with pytest.raises(ValueError, match=r"'c': rank 0 does not have it, rank 1 has"):
+            with pytest.raises(ValueError, match=r"'c': rank 0 does not have it, rank 1 has a value"):
                 call(other if comm.rank else mine)
         call({"a": np.ones(2)})
     with pytest.raises(ValueError, match=r"tree\['1'\]: two leaves have this path"):

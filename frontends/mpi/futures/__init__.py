@@ -9,8 +9,21 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, Executor, Future, as_completed, wait
+from concurrent.futures import (
+    ALL_COMPLETED,
+    FIRST_COMPLETED,
+    FIRST_EXCEPTION,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    InvalidStateError,
+    TimeoutError,
+    as_completed,
+    wait,
+)
 
+from frontends.mpi.futures.chains import collect, compose
 from frontends.mpi.futures.executors import MPICommExecutor, MPIPoolExecutor, get_comm_workers
 
 ThreadPoolExecutor = MPIPoolExecutor
@@ -20,13 +33,19 @@ __all__ = [
     "ALL_COMPLETED",
     "FIRST_COMPLETED",
     "FIRST_EXCEPTION",
+    "BrokenExecutor",
+    "CancelledError",
     "Executor",
     "Future",
+    "InvalidStateError",
     "MPICommExecutor",
     "MPIPoolExecutor",
     "ProcessPoolExecutor",
     "ThreadPoolExecutor",
+    "TimeoutError",
     "as_completed",
+    "collect",
+    "compose",
     "get_comm_workers",
     "wait",
 ]

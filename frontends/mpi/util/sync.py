@@ -48,7 +48,8 @@ def _message() -> list[Any]:
 
 
 class _Words:
-    """Numbers in the memory of one rank, which all ranks read and change, each at once.
+    """Numbers in the memory of one rank, which all ranks read and change, each at once. Threads of a rank change them
+    at the same time, so that a change has no Lock, of which a rank can have but one.
 
     comm   the ranks
     """
@@ -71,9 +72,7 @@ class _Words:
         """Combine a value into the word `at`; the word before."""
         self.check()
         given, before = np.array([value], self._dtype), np.zeros(1, self._dtype)
-        self._win.Lock(self._root, MPI.LOCK_SHARED)
         self._win.Fetch_and_op(given, before, self._root, at, op)
-        self._win.Unlock(self._root)
         return before[0].item()
 
     def replace_if(self, at: int, expected: Any, value: Any) -> Any:
@@ -81,9 +80,7 @@ class _Words:
         self.check()
         given, compared = np.array([value], self._dtype), np.array([expected], self._dtype)
         before = np.zeros(1, self._dtype)
-        self._win.Lock(self._root, MPI.LOCK_SHARED)
         self._win.Compare_and_swap(given, compared, before, self._root, at)
-        self._win.Unlock(self._root)
         return before[0].item()
 
     def read(self, at: int) -> Any:
@@ -282,6 +279,10 @@ class Condition:
         """Release the lock."""
         self._words.check()
         self._mutex.release()
+
+    def locked(self) -> bool:
+        """True if this rank holds the mutex."""
+        return self._mutex.locked()
 
     def __enter__(self) -> Self:
         self.acquire()

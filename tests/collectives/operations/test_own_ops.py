@@ -189,6 +189,10 @@ def test_bad_functions_are_refused_before_anything_is_sent(three: World) -> None
             comm.allreduce(np.array([None, 1]), ARGMIN)
         with pytest.raises(TypeError, match=r"prescale=2: .* cannot be scaled"):
             comm.allreduce(pairs(0, 3), ARGMIN, prescale=2)
+        for factor in (np.nan, np.inf):
+            for name in ("prescale", "postscale"):
+                with pytest.raises(ValueError, match=rf"{name}={factor}: must be finite for int32"):
+                    comm.allreduce(np.ones(2, np.int32), **{name: factor})
         with pytest.raises(TypeError, match="cannot be communicated"):
             comm.allreduce(pairs(0, 3), "min")
         with pytest.raises(ValueError, match=r"op=5: must be one of sum, .*, or an Op"):

@@ -17,6 +17,8 @@ from frontends.mpi.groups import GROUP_EMPTY, Group
 from frontends.mpi.handles import Handle
 from frontends.mpi.info import INFO_ENV, Info
 from frontends.mpi.ops import Op
+from frontends.mpi.peers import Peers
+from tests.frontends.mpi.conftest import Run
 
 THREADS = 3
 
@@ -78,3 +80,46 @@ def test_an_info_refuses_keys_and_values_that_are_empty_or_too_long(key: str, va
     with pytest.raises(TypeError):
         info.Set("n", 3)  # type: ignore[arg-type]
     assert info.items() == [("a", "1")]
+
+
+@pytest.mark.parametrize("way", ["Dup", "Clone"])
+def test_a_duplicate_of_a_communicator_has_its_attributes_and_info(ranks: Run, way: str) -> None:
+    def body(comm: Any) -> Any:
+        from frontends.mpi import MPI
+
+        told: list[Any] = []
+        key = MPI.Comm.Create_keyval(lambda comm, key, value: value + 1, lambda comm, key, value: told.append(value))
+        first = comm.Dup(MPI.Info.Create({"hint": "some"}))
+        first.Set_attr(key, 5)
+        second = getattr(first, way)()
+        found = second.Get_attr(key), second.Get_info().Get("hint")
+        second.Free()
+        first.Free()
+        MPI.Comm.Free_keyval(key)
+        return found, told
+
+    assert ranks(2, body) == [((6, "some"), [6, 5])] * 2
+
+
+def test_a_duplicate_whose_attribute_cannot_be_copied_is_closed(ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Any] = []
+    close = Peers.close
+
+    def told(self: Peers) -> None:
+        closed.append(self)
+        close(self)
+
+    def body(comm: Any) -> None:
+        from frontends.mpi import MPI
+
+        first = comm.Dup()
+        key = MPI.Comm.Create_keyval(lambda comm, key, value: 1 // value)
+        first.Set_attr(key, 0)
+        with pytest.raises(MPI.Exception):
+            first.Dup()
+        first.Free()
+        MPI.Comm.Free_keyval(key)
+
+    monkeypatch.setattr(Peers, "close", told)
+    ranks(2, body)
+    assert len(closed) == 4

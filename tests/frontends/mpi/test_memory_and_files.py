@@ -338,8 +338,150 @@ def test_the_end_of_an_exposure_can_be_tested(ranks: Run, transport: str) -> Non
             comm.Barrier()
             while not window.Test():
                 pass
-            seen.append(window.Test())
         window.Free()
         return seen
 
-    assert ranks(2, body, transport) == [[], [False, True]]
+    assert ranks(2, body, transport) == [[], [False]]
+
+
+def test_synchronization_of_a_window_that_does_not_fit_is_refused_and_nothing_changes(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        window, everyone = MPI.Win.Allocate(8, 8, comm=comm), comm.group
+
+        def refused(*calls: Any) -> None:
+            for call in calls:
+                with pytest.raises(MPI.Exception) as caught:
+                    call()
+                assert caught.value.Get_error_class() == MPI.ERR_RMA_SYNC
+
+        refused(lambda: window.Unlock(0), window.Unlock_all, window.Complete, window.Wait, window.Test)
+        comm.Barrier()
+        if comm.rank == 0:
+            window.Lock(1)
+            refused(lambda: window.Lock(1), lambda: window.Unlock(0), window.Lock_all, window.Unlock_all)
+            comm.send(None, 1)
+            window.Put(np.ones(1), 1)
+            window.Unlock(1)
+        elif comm.rank == 1:
+            comm.recv(source=0)
+            window.Lock(1)  # it was not lost by the refused calls
+            assert np.frombuffer(window.tomemory(), "d").tolist() == [1.0]
+            window.Unlock(1)
+        window.Lock_all()
+        refused(window.Lock_all, lambda: window.Lock(0))
+        window.Unlock_all()
+        window.Post(everyone)
+        window.Start(everyone)
+        refused(lambda: window.Post(everyone), lambda: window.Start(everyone))
+        window.Complete()
+        window.Wait()
+        refused(window.Complete, window.Wait, window.Test)
+        window.Free()
+        return True
+
+    assert ranks(2, body, "shm") == [True] * 2
+
+
+def test_a_window_needs_a_unit_and_ranks_that_have_a_part_of_it(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        found = []
+        for make in (MPI.Win.Allocate, MPI.Win.Allocate_shared, MPI.Win.Create):
+            for unit in (0, -1):
+                with pytest.raises(MPI.Exception) as caught:
+                    make(8 if make != MPI.Win.Create else bytearray(8), unit if comm.rank == 1 else 1, comm=comm)
+                found.append(caught.value.Get_error_class() == MPI.ERR_DISP)
+        window = MPI.Win.Create(bytearray(8), comm=MPI.COMM_SELF)
+        stranger = comm.group.Incl([1 - comm.rank])
+        for call in (window.Post, window.Start):
+            with pytest.raises(MPI.Exception) as caught:
+                call(stranger)
+            found.append(caught.value.Get_error_class() == MPI.ERR_GROUP)
+        window.Free()
+        return all(found)
+
+    assert ranks(2, body) == [True] * 2
+
+
+def test_a_window_that_cannot_be_made_leaves_nothing_open(ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from frontends.mpi.peers import Peers
+
+    made, closed = [], []
+    twin, close = Peers.twin, Peers.close
+
+    def counted(self: Peers) -> Peers:
+        found = twin(self)
+        made.append(found)
+        return found
+
+    def told(self: Peers) -> None:
+        closed.append(self)
+        close(self)
+
+    def body(comm: Any) -> None:
+        MPI = mpi()
+        for size in (-1, 1 << 62):
+            with pytest.raises(MPI.Exception):
+                MPI.Win.Allocate(size if comm.rank == 1 else 8, comm=comm)
+
+    monkeypatch.setattr(Peers, "twin", counted)
+    monkeypatch.setattr(Peers, "close", told)
+    ranks(2, body)
+    assert len(made) == 4
+    assert set(made) == set(closed)
+
+
+def test_a_sequential_file_is_accessed_by_the_shared_pointer_alone(ranks: Run, tmp_path: Path) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        file = MPI.File.Open(comm, tmp_path / "data", MPI.MODE_CREATE | MPI.MODE_WRONLY | MPI.MODE_SEQUENTIAL)
+        file.Write_ordered(np.full(2, comm.rank, "u1"))
+        found = []
+        for call in (
+            lambda: file.Write(b"x"),
+            lambda: file.Write_all(b"x"),
+            lambda: file.Write_at(0, b"x"),
+            lambda: file.Seek(0),
+            lambda: file.Seek_shared(0),
+            file.Get_position,
+            file.Get_position_shared,
+            lambda: file.Set_size(0),
+            lambda: file.Preallocate(9),
+        ):
+            with pytest.raises(MPI.Exception) as caught:
+                call()
+            found.append(caught.value.Get_error_class() == MPI.ERR_UNSUPPORTED_OPERATION)
+        with pytest.raises(MPI.Exception) as caught:
+            file.Set_view(0, MPI.INT)
+        found.append(caught.value.Get_error_class() == MPI.ERR_ARG)
+        file.Set_view(MPI.DISPLACEMENT_CURRENT, MPI.INT)
+        found.append(file.Get_view()[0] == 2 * comm.size)
+        file.Write_ordered(np.full(1, 7 + comm.rank, "i4"))
+        file.Close()
+        return all(found)
+
+    assert ranks(2, body) == [True] * 2
+    assert (tmp_path / "data").read_bytes() == bytes([0, 0, 1, 1, 7, 0, 0, 0, 8, 0, 0, 0])
+
+
+def test_a_file_that_is_read_only_keeps_its_size_and_has_no_current_displacement(ranks: Run, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"1234")
+
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        file = MPI.File.Open(comm, tmp_path / "data")
+        found = []
+        for call in (
+            lambda: file.Set_size(0),
+            lambda: file.Preallocate(9),
+            lambda: file.Set_view(MPI.DISPLACEMENT_CURRENT, MPI.INT),
+        ):
+            with pytest.raises(MPI.Exception) as caught:
+                call()
+            found.append(caught.value.Get_error_class())
+        file.Close()
+        return found == [MPI.ERR_READ_ONLY, MPI.ERR_READ_ONLY, MPI.ERR_ARG]
+
+    assert ranks(2, body) == [True] * 2
+    assert (tmp_path / "data").read_bytes() == b"1234"

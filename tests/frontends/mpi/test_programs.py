@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from frontends.mpi.run import run_program
+
 ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.processes
@@ -23,7 +25,7 @@ if comm.rank == 0:
 """
 POOL = """
 from mpi4py import MPI
-from mpi4py.futures import MPIPoolExecutor
+from mpi4py.futures import MPIPoolExecutor, collect, compose
 
 def square(x):
     return x * x
@@ -49,6 +51,7 @@ if __name__ == "__main__":
     with MPIPoolExecutor() as pool:
         print("squares", list(pool.map(square, range(5), chunksize=2)), pool.num_workers)
         print("raised", pool.submit(fail, 3).exception())
+        print("chained", compose(collect(pool.submit(square, x) for x in range(4)), sum).result())
         print("of the script", type(pool.submit(point, 3).result()) is Point)
         print("cannot be loaded", type(pool.submit(break_it).exception()).__name__)
         pool.shutdown(wait=False)
@@ -130,11 +133,25 @@ def test_a_script_under_the_module(tmp_path: Path) -> None:
     assert run(tmp_path, HELLO, "-np", "2", sys.executable, "-m", "ronde.mpi") == "total 3 True\n"
 
 
+def test_a_script_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_the_script.py").write_text("value = 7")
+    (tmp_path / "script.py").write_text("from beside_the_script import value")
+    monkeypatch.setattr(sys, "path", ["elsewhere", *sys.path[1:]])
+    monkeypatch.setattr(sys, "argv", [])
+    try:
+        assert run_program([str(tmp_path / "script.py"), "word"], "__main__")["value"] == 7
+        assert sys.path[0] == str(tmp_path)
+        assert sys.argv == [str(tmp_path / "script.py"), "word"]
+    finally:
+        sys.modules.pop("beside_the_script", None)
+
+
 def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
     told = run(tmp_path, POOL, "-np", "3", sys.executable, "-m", "ronde.mpi.futures")
     assert told.splitlines() == [
         "squares [0, 1, 4, 9, 16] 2",
         "raised no 3",
+        "chained 14",
         "of the script True",
         "cannot be loaded TypeError",
         "no pickle of the initializer",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import threading
 import weakref
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,23 @@ def test_options_without_effect_give_a_warning(ranks: Run) -> None:
             Pool(1, initializer=3)  # type: ignore[arg-type]
 
     ranks(1, body)
+
+
+def test_threads_of_a_rank_count_at_once(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        from frontends.mpi.util import sync
+
+        counter = sync.Counter(comm=comm)
+        comm.Barrier()
+        with ThreadPoolExecutor(4) as threads:
+            runs = [threads.submit(contextvars.copy_context().run, lambda: [next(counter) for _ in range(50)])]
+            runs += [threads.submit(contextvars.copy_context().run, lambda: [next(counter) for _ in range(50)])]
+            numbers = [number for run in runs for number in run.result()]
+        everything = np.sort(np.ravel(comm.allgather(numbers))).tolist()
+        counter.free()
+        return everything == list(range(len(everything)))
+
+    assert ranks(2, body, "shm") == [True] * 2
 
 
 @pytest.mark.parametrize("transport", ["local", "shm"])
