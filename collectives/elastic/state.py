@@ -71,7 +71,8 @@ class State:
         return {name: getattr(self, name) for name in self._names}
 
     def write(self, values: Any) -> None:
-        """Set the state to values that `read` has returned, on this or another rank."""
+        """Set the state to values that `read` has returned, on this or another rank. It keeps those from then on."""
+        self._names = list(values)
         for name, value in values.items():
             setattr(self, name, value)
 

@@ -104,6 +104,7 @@ class ProcessGroup(Described):
         self._seconds = seconds
         self._options: dict[str, float] = {}
         self._begun = 0
+        self._messages = 0  # not in `_begun`, as ranks have different numbers of them
         self._splits = 0
         self._monitored = MonitoredBarrier(store, communicator.rank, communicator.size)
         self._group_callbacks = Callbacks()
@@ -347,7 +348,11 @@ class ProcessGroup(Described):
         """Begin to send a tensor."""
         tensor = single(tensors)
         return self._begin(
-            self.communicator.send_async, [tensor], None, [((as_array(tensor, moved=True), dst), {"tag": tag})]
+            self.communicator.send_async,
+            [tensor],
+            None,
+            [((as_array(tensor, moved=True), dst), {"tag": tag})],
+            message=True,
         )
 
     @message("recv")
@@ -355,14 +360,14 @@ class ProcessGroup(Described):
         """Begin to receive a tensor."""
         tensor = single(tensors)
         calls: Calls = [((writable_array(tensor, moved=True), src), {"tag": tag})]
-        return self._begin(self.communicator.recv_async, [tensor], None, calls, source=src)
+        return self._begin(self.communicator.recv_async, [tensor], None, calls, source=src, message=True)
 
     @message("recvAnySource")
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> dist.Work:
         """Begin to receive a tensor from any rank; the Work's `_source_rank` then tells which one."""
         tensor, status = single(tensors), Status()
         calls: Calls = [((writable_array(tensor, moved=True), None), {"tag": tag, "status": status})]
-        return self._begin(self.communicator.recv_async, [tensor], None, calls, source=status)
+        return self._begin(self.communicator.recv_async, [tensor], None, calls, source=status, message=True)
 
     # Names of before torch 2.13
 
@@ -478,6 +483,7 @@ class ProcessGroup(Described):
         position: tuple[int, ...] = (),
         source: int | Status = -1,
         options: dict[str, float] | None = None,
+        message: bool = False,
     ) -> dist.Work:
         options = self._options if options is None else options
         seconds = options.get("timeout", self._seconds)
@@ -488,7 +494,10 @@ class ProcessGroup(Described):
             works = [begin(*args, **kwargs, **options) for args, kwargs in calls]
         except RondeError as error:
             raise for_torch(error, seconds) from error
-        if not position:
+        if message:
+            self._messages += 1
+            position = (-self._messages,)
+        elif not position:
             self._begun += 1  # not if the call is refused: the other ranks do not count it
             position = (self._begun,)
         work = Work(works, results, finish, self._group_callbacks, position, seconds, source)

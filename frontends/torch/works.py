@@ -51,7 +51,9 @@ class Callbacks:
     A callback may begin operations and wait for them, as PowerSGD's does. It runs in one of these threads, or at once
     in the main thread if the operation has already ended. So the order of a callback's operations and the main thread's
     next operation differs between ranks. Ranks match a callback's operations by name instead, made of the `position`:
-    (3, 0, 1) is the second operation in a callback of the first operation in a callback of the group's third operation.
+    (3, 0, 1) is the second operation in a callback of the first operation in a callback of the group's third
+    collective. Messages are counted apart, with negative numbers: (-3, 0) is the first operation in a callback of the
+    rank's third message.
     """
 
     def __init__(self) -> None:

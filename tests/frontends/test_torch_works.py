@@ -215,6 +215,32 @@ def test_an_error_in_a_callback_is_that_error_t6_hook_error(pool: Pools, meeting
     pool(2).run(failing_hook, meeting, way)
 
 
+def callbacks_after_messages(path: str) -> None:
+    """Rank 0 receives more messages than the others send. Then the callbacks of two operations begin one each."""
+    with group(path) as (rank, size):
+        if rank:
+            dist.send(torch.ones(1), 0)
+        else:
+            for source in range(1, size):
+                dist.recv(torch.empty(1), source)
+
+        def again(future: torch.futures.Future[Any]) -> Any:
+            tensor = future.value()[0]
+            dist.all_reduce(tensor)
+            return tensor[0]
+
+        works = [dist.all_reduce(torch.full((2,), float(factor)), async_op=True) for factor in (1, 10)]
+        ends = [work.get_future().then(again) for work in works]
+        assert [float(end.wait()) for end in ends] == [size**2, 10 * size**2]
+        numbers: list[Any] = [None] * size
+        dist.all_gather_object(numbers, dist.group.WORLD._get_sequence_number_for_group())
+        assert len(set(numbers)) == 1
+
+
+def test_callbacks_meet_after_uneven_messages(pool: Pools, meeting: str) -> None:
+    pool(3).run(callbacks_after_messages, meeting)
+
+
 def one_after_the_other(path: str) -> None:
     """Enter four groups. torch's store outlives them, as under torchrun: without that it ends with rank 0's group."""
     rank, size = int(os.environ["RONDE_RANK"]), int(os.environ["RONDE_SIZE"])

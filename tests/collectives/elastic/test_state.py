@@ -91,6 +91,22 @@ def test_commit_and_restore() -> None:
     np.testing.assert_array_equal(state.tree["w"], values(1)["tree"]["w"] + 1)
 
 
+def test_a_rank_that_began_with_other_attributes_keeps_those_of_the_others() -> None:
+    def rank(comm: Communicator) -> None:
+        state = State(**({"step": 0, "own": 1} if comm.rank else {"step": 5, "best": np.full(2, 0.5)}))
+        state.sync()
+        state.best += 1
+        state.save()
+        state.best += 1
+        state.restore()
+        np.testing.assert_array_equal(state.best, [1.5, 1.5])
+        state.sync()
+        assert state.read().keys() == {"step", "best"}
+
+    with world_of("local", 3) as world:
+        world.run(rank)
+
+
 @pytest.mark.parametrize("chunk", [64, 1 << 20])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_before_the_first_commit_all_get_the_values_of_rank_0(
