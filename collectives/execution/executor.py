@@ -313,10 +313,21 @@ class Executor:
         if observed:
             hook, times = self._hook(plan, given, taken)
             rows = rows_with_hook(rows, hook)
-        number = self._begin(plan)
+        # Number the call: from here on this rank has to do its part, or to abort.
+        words = self.words
+        number: int = words[CALLS] + 1
+        self._entry = entry = ENTRIES + (number & self._mask) * ENTRY_WORDS
+        words[entry + TEXT] = plan.number
+        if self._times_calls:
+            words[entry + BEGAN] = now()
+        self.counter.step = 0  # before `_current`: the last call may have had more steps
+        self._current = plan, number
+        words[CALLS] = number
+        check, epoch = plan.check_of(number), number * _EPOCHS_PER_CALL
         if staged:
             self._state.words[STAGED] = staged
-        check, epoch = plan.check_of(number), number * _EPOCHS_PER_CALL
+        elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
+            self._window.publish(epoch + 1, check)
         requests: list[Request | None] = [None] * plan.program.requests
         try:
             for row in rows:
@@ -330,27 +341,11 @@ class Executor:
             if times is not None:
                 self.meter.ended(plan, number, self.ranks, self.planner.label, [*times, now()])
         if self._times_calls:  # as `_end`, without another call
-            self.words[self._entry + ENDED] = now()
+            words[entry + ENDED] = now()
         self._current = None
         if taken is not target:
             np.copyto(target, taken)
         return True
-
-    def _begin(self, plan: Plan) -> int:
-        """Number a call: from here on this rank has to do its part, or to abort. Returns the number."""
-        words = self.words
-        number: int = words[CALLS] + 1
-        self._entry = entry = ENTRIES + (number & self._mask) * ENTRY_WORDS
-        words[entry + TEXT] = plan.number
-        if self._times_calls:
-            words[entry + BEGAN] = now()
-        self.counter.step = 0  # before `_current`: the last call may have had more steps
-        self._current = plan, number
-        words[CALLS] = number
-        if self._window is not None and not plan.program.phases:
-            # For a peer that awaits this rank in another, one-sided call by mistake.
-            self._window.publish(number * _EPOCHS_PER_CALL + 1, plan.check_of(number))
-        return number
 
     def table(self, plan: Plan) -> Table | None:
         """The table of a plan, whose `run` begins a call; None if the plan is not run by the compiled interpreter."""
@@ -458,13 +453,12 @@ class Executor:
     def refuse(self, plan: Plan, deadline: float) -> None:
         """Take part in a speculative call by messages whose assumption this rank's part does not meet. All ranks have
         the same end as one whose `run` returns False. Raises as `run`."""
-        number = self._begin(plan)
-        try:
-            requests: list[Request | None] = [None] * plan.program.requests
-            self._refuse(plan, plan.check_of(number), deadline, 0, requests)
-        except RondeError as error:
-            raise self._fail(plan, error) from None
-        self._end()
+
+        def row(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
+            self._refuse(plan, check, deadline, 0, requests)
+
+        self.run(plan, NO_DATA, NO_DATA, deadline, (row,))
+        plan.tally.words[TALLY_CALLS] -= 1
 
     def _refuse(self, plan: Plan, check: int, deadline: float, first: int, requests: list[Request | None]) -> None:
         """See execution/refusal.py."""
