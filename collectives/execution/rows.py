@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, Final
 
 from collectives.arrays import Array, Kernel, as_bytes, casts, one_element
@@ -52,7 +53,7 @@ class BoundPlan:
         self._steps = list(_apart_from_results(plan.program.instructions))
         self._numbers: dict[_Operand, int] = {}
         self._constants: dict[int, list[Any]] = {}
-        self._pieces: list[tuple[int, slice | None, Callable[[Array], Any] | None]] = []
+        self._pieces: list[tuple[int, Callable[[Array], Any]]] = []
         self._kept: list[_Operand] = []
         self._kernels: dict[int, Kernel] = {}
         self._number(sizes)
@@ -80,9 +81,8 @@ class BoundPlan:
         except KeyError:
             constants = self._constants[slot] = [self._constant(*operand, slot) for operand in self._kept]
             memory = [source, target, *constants]
-        for whole, part, form in self._pieces:
-            piece = memory[whole] if part is None else memory[whole][part]
-            memory.append(piece if form is None else form(piece))
+        for whole, cut in self._pieces:
+            memory.append(cut(memory[whole]))
         return memory
 
     def _number(self, sizes: tuple[int, int]) -> None:
@@ -99,8 +99,13 @@ class BoundPlan:
                 self._numbers[operand] = whole
                 continue
             pieces.append(operand)
-            form = None if not octets else _cast if span.stop > span.start and casts(self._dtype) else as_bytes
-            self._pieces.append((whole, None if all_of_it else slice(span.start, span.stop), form))
+            part, cast = slice(span.start, span.stop), span.stop > span.start and casts(self._dtype)
+            if not octets:
+                self._pieces.append((whole, itemgetter(part)))
+            elif all_of_it:
+                self._pieces.append((whole, _cast if cast else as_bytes))
+            else:
+                self._pieces.append((whole, _bytes_of(part, cast=cast)))
         self._numbers.update((operand, number) for number, operand in enumerate([*self._kept, *pieces], _TARGET + 1))
 
     def _operands(self, step: Instruction) -> Iterator[_Operand]:
@@ -266,6 +271,13 @@ def _nothing(memory: list[Any], epoch: int, check: int, deadline: float, request
 def _cast(array: Array) -> memoryview:
     """The bytes of an array that is not empty, of a dtype that `casts`."""
     return array.data.cast("B")
+
+
+def _bytes_of(part: slice, *, cast: bool) -> Callable[[Array], Any]:
+    """The function that gives the bytes of a part of an array; `cast`: the part is as `_cast` needs it."""
+    if cast:
+        return lambda array: array[part].data.cast("B")
+    return lambda array: as_bytes(array[part])
 
 
 def _copy(kernel: CopyKernel | None, dst: int, a: int) -> Row:
