@@ -76,7 +76,8 @@ class Movement:
         expected, agreed, algorithm = arguments
         if agreed:
             _check_agreed(expected, "expected")
-        if not x.ndim or not self._speculates(algorithm) or (agreed and not self._space.onesided):
+        speculates = self._space.speculates if algorithm is None else self._speculates(algorithm)
+        if not x.ndim or not speculates or (agreed and not self._space.onesided):
             return None
         if expected is None:
             return algorithm, False
