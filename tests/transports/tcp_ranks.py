@@ -128,7 +128,7 @@ def redirect(monkeypatch: pytest.MonkeyPatch, between: Callable[[tuple[str, int]
 
 
 def purpose(rank: int) -> bytes:
-    """What the handshake of a lane to a rank of two is for."""
+    """The purpose of the handshake of a lane to a rank of two, in its bytes."""
     return b"ronde tcp lane to rank %d of 2, generation 0" % rank
 
 
