@@ -279,7 +279,7 @@ class Executor:
     def run(self, plan: Plan, source: Array, target: Array, deadline: float, rows: Iterable[Row] | None = None) -> bool:
         """Run a plan from flat `source` into flat `target`; see also `table` and `go_on`.
 
-        rows  the rows of a plan whose arrays are not in the host's memory
+        rows  to be run in place of the plan's own: of arrays that are not in the host's memory, or of a refusal
 
         Returns False if the plan is of a speculative call and another rank's call differs: nothing is lost then but
         the contents of `target`, and all ranks get the same answer. Any other failure aborts the transport and is
@@ -395,10 +395,10 @@ class Executor:
         if answer == Answer.OVER:
             closed = ClosedError("the window was closed", rank=self.rank)
             raise self._failed(plan, self._transport.failure or closed)
-        self.counter.step = 0
-        self._current = plan, self.calls
-        self._entry = ENTRIES + (self.calls & self._mask) * ENTRY_WORDS
         steps, number = plan.program.instructions, self.calls
+        self.counter.step = 0
+        self._current = plan, number
+        self._entry = ENTRIES + (number & self._mask) * ENTRY_WORDS
         rows: tuple[Row, ...] = ()
         memory: list[Any] = []
         check, epoch = plan.check_of(number), number * _EPOCHS_PER_CALL
@@ -431,8 +431,8 @@ class Executor:
     ) -> None:
         """End the call that is under way after an error. Raises the error as `run` does, unless the call is speculative
         and another rank's call differs."""
-        number, speculative = self.calls, plan.call.shape is not None
-        if not speculative or not isinstance(error, MismatchError):
+        number = self.calls
+        if plan.call.shape is None or not isinstance(error, MismatchError):
             raise self._fail(plan, error) from None
         try:
             if plan.program.phases:

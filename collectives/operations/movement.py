@@ -76,6 +76,7 @@ class Movement:
         expected, agreed, algorithm = arguments
         if agreed:
             _check_agreed(expected, "expected")
+        # The usual case of `_speculates` comes without another call.
         speculates = self._space.speculates if algorithm is None else self._speculates(algorithm)
         if not x.ndim or not speculates or (agreed and not self._space.onesided):
             return None

@@ -383,10 +383,12 @@ def test_c3_planning_race() -> None:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        plans = [plan for plan in kept_plans(comm, named=True) if Table in plan.bound]
-        assert plans
-        for plan in plans:
-            assert plan.bound[Table].words[layout.NUMBER] == plan.number
+        planner = executor_of(comm, named=True).planner
+        plans = [planner.plan(plan.call) for plan in kept_plans(comm, named=True)]
+        tables = [(plan, plan.bound[Table]) for plan in plans if plan.bound.get(Table) is not None]
+        assert tables
+        for plan, table in tables:
+            assert planner.numbered[int(table.words[layout.NUMBER])] is plan
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
