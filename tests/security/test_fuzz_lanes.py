@@ -34,6 +34,7 @@ from transports.tcp.frames import (
     GOODBYE,
     HEADER,
     INTRO,
+    MAX_CONTROL_BYTES,
     PIECE,
     PIECE_BYTES,
     SPREAD,
@@ -148,6 +149,7 @@ def test_a_receiver_survives_any_bytes_from_a_member(pieces: list[bytes], receiv
             assert transport.failure is not None
             assert type(error) is type(transport.failure)  # noqa: PT017
         assert transport.match_queue.unexpected_bytes <= LIMIT
+        assert all(len(lane._rest) <= max(LIMIT, MAX_CONTROL_BYTES) for lane in tcp_link(transport).lanes)
 
 
 serials = st.sampled_from([0, 1, 2]) | words
@@ -183,6 +185,7 @@ def test_a_member_says_anything_in_pieces(main: bytes, stripes: list[bytes], rec
             assert transport.failure is not None
             assert type(error) is type(transport.failure)  # noqa: PT017
         assert transport.match_queue.unexpected_bytes <= LIMIT
+        assert all(len(lane._rest) <= max(LIMIT, MAX_CONTROL_BYTES) for lane in tcp_link(transport).lanes)
 
 
 @fuzz(80)
