@@ -19,10 +19,11 @@ check in the lower half of a word, the length of the payload. A frame in a ring 
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from transports.base import Request
 
@@ -61,12 +62,8 @@ RING_HEAD_BYTES: Final = 32
 multiple of it."""
 
 
-class Words(Protocol):
-    """The words of the lanes from and to a peer."""
-
-    def __setitem__(self, index: int, value: int) -> None: ...
-
-
+Words: TypeAlias = "ctypes.Array[ctypes.c_int64]"
+"""The words of the lanes from and to a peer."""
 Run = Callable[[Any, Any], int | None]
 """Compiled code, called with source and target. None if it has ended."""
 Left = Callable[[int, Any, Any], int | None]

@@ -30,9 +30,9 @@ from collectives.negotiation.control_channel import ControlChannel
 from collectives.negotiation.endpoint import CoordinatorEndpoint, Decision, Endpoint, ParticipantEndpoint
 from collectives.negotiation.in_flight import NEVER, InFlight, Operation
 from collectives.negotiation.messages import JOIN
-from collectives.negotiation.run_batch import BatchItem, BatchRunner, Operations
+from collectives.negotiation.run_batch import BatchItem, BatchRunner
 from collectives.negotiation.worker import State, Worker
-from collectives.operations import Job, Work
+from collectives.operations import HostOperations, Job, Work
 from transports import forking
 from transports.base import Transport
 from transports.errors import (
@@ -62,7 +62,7 @@ class Engine:
         transport: Transport,
         ranks: tuple[int, ...],
         tag: int,
-        operations: Operations,
+        operations: HostOperations,
         abort_signal: AbortSignal,
         config: Config,
     ) -> None:

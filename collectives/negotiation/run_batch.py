@@ -5,44 +5,16 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from collectives.flight import BATCH, BATCHES, Description, NoteLog
-from collectives.metering import Trace, now
+from collectives.execution import Executor
+from collectives.flight import BATCH, BATCHES, Description
+from collectives.metering import now
 from collectives.negotiation.in_flight import Operation
-from collectives.operations import Buffer, Calls, Job, Packable, Signature, bundles, reduce_together, run_whole
+from collectives.operations import HostOperations, Job, Packable, Signature, bundles, reduce_together, run_whole
 
 _KEPT: Final = 256
 """Descriptions of batches that are kept."""
-
-
-class NotingCalls(Calls, Protocol):
-    """An executor with logs of its communicator in the flight record."""
-
-    def notes(self, ending: str, label: str) -> NoteLog:
-        """See Executor."""
-
-
-class Operations(Protocol):
-    """The part of a communicator's operations that running a batch needs."""
-
-    @property
-    def buffer(self) -> Buffer:
-        """Memory to pack small arrays into."""
-
-    @property
-    def executor(self) -> NotingCalls:
-        """Runs the operations."""
-
-    @property
-    def trace(self) -> Trace:
-        """The timeline of the communicator."""
-
-    def zeros(self, signature: Signature) -> Job[Any]:
-        """The job of a rank that has joined, in an operation of the others."""
-
-    def stage(self) -> None:
-        """Make the staging window. Collective."""
 
 
 class BatchItem(NamedTuple):
@@ -64,7 +36,7 @@ class Outcome(NamedTuple):
 class BatchRunner:
     """Runs batches of operations. Only the engine's thread uses it."""
 
-    def __init__(self, operations: Operations, timeout: float) -> None:
+    def __init__(self, operations: HostOperations, timeout: float) -> None:
         """
         operations   no one else runs any of them; `stage` has not been called yet
         timeout      seconds for collectives to which this rank contributes nothing but zeros
@@ -143,9 +115,9 @@ class BatchRunner:
         return item.operation.job
 
 
-def _run_alone(name: str, job: Job[Any], calls: Calls, deadline: float) -> Outcome:
+def _run_alone(name: str, job: Job[Any], executor: Executor, deadline: float) -> Outcome:
     try:
-        return Outcome(name, job.finish(run_whole(calls, job, deadline)))
+        return Outcome(name, job.finish(run_whole(executor, job, deadline)))
     except Exception as error:  # noqa: BLE001 - it is the operation's; in the middle of a call it has aborted
         return Outcome(name, error=error)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collectives.operations.arguments import FOREVER, Arguments, dtype_name, shape_of
 from collectives.operations.call_queue import CallQueue
-from collectives.operations.call_turn import Calls, run_whole
+from collectives.operations.call_turn import run_whole
 from collectives.operations.channel import MESSAGES, OWN_CHANNEL, Channel, Receipt
 from collectives.operations.clock_sync import compare_clocks
 from collectives.operations.envelope import ReceiveOptions, Status
@@ -45,7 +45,6 @@ __all__ = [
     "ArrayOperations",
     "Buffer",
     "CallQueue",
-    "Calls",
     "Channel",
     "DeferredResult",
     "HostAccess",

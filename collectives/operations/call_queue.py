@@ -15,8 +15,9 @@ from threading import get_ident
 from typing import Any, Final, TypeVar
 
 from collectives.arrays import Array
+from collectives.execution import Executor
 from collectives.jit import UNTRIED
-from collectives.operations.call_turn import HOLDER, Calls, CallTurn, run_whole
+from collectives.operations.call_turn import HOLDER, CallTurn, run_whole
 from collectives.operations.job import Job
 from collectives.operations.planned_call import PlainJob, PlannedCall, new_array
 from collectives.operations.progress import Progress
@@ -39,12 +40,12 @@ class _Queued(Promise[T]):
         super().__init__(turn.check_wait)
         self._job: Job[T] | None = job
 
-    def run(self, calls: Calls) -> None:
+    def run(self, executor: Executor) -> None:
         job, self._job = self._job, None  # so that a finished operation keeps no arrays alive but its result
         if job is None:  # it was refused
             return
         try:
-            result = job.finish(run_whole(calls, job, time.monotonic() + job.timeout))
+            result = job.finish(run_whole(executor, job, time.monotonic() + job.timeout))
         except BaseException as error:  # noqa: BLE001 - the waiting caller gets every error
             self.set_exception(error)
         else:
@@ -66,12 +67,12 @@ class CallQueue:
     it back, or the worker does when it has another job.
     """
 
-    def __init__(self, name: str, group: Group, calls: Calls) -> None:
-        """`name` is for messages; `group` is that of the rank; `calls` is the executor of the jobs."""
+    def __init__(self, name: str, group: Group, executor: Executor) -> None:
+        """`name` is for messages; `group` is that of the rank; `executor` is that of the jobs."""
         self._name = name
         self._group = group
-        self._calls = calls
-        self._turn = CallTurn(calls)
+        self._executor = executor
+        self._turn = CallTurn(executor)
         self._take = self._turn.take
         self._clear = self._turn.clear
         self._waiting = self._turn.waiting
@@ -157,7 +158,7 @@ class CallQueue:
                 if queued is None:
                     self._interrupted(error, submitted)
                 elif not self._withdraw(queued):
-                    self._calls.left(error)
+                    self._executor.left(error)
             raise
 
     def retire(self, state: str) -> None:
@@ -219,7 +220,7 @@ class CallQueue:
             work = self.submit(job)
             until = time.monotonic() + job.timeout
             while not work.ends_within(_SLICE):
-                failure, late = self._calls.failure, time.monotonic() >= until
+                failure, late = self._executor.failure, time.monotonic() >= until
                 if (late or failure is not None) and self._withdraw(work):
                     if failure is not None:
                         raise failure.within(f"in {job.signature.describe()}, which waited for another call to end")
@@ -230,7 +231,7 @@ class CallQueue:
             return work.wait()
         except BaseException as error:
             if work is not None and not isinstance(error, RondeError) and not work.test() and not self._withdraw(work):
-                self._calls.left(error)
+                self._executor.left(error)
             raise
 
     def _withdraw(self, work: Work[Any]) -> bool:
@@ -249,7 +250,7 @@ class CallQueue:
             return
         progress.interrupted()
         if progress.ring.submitted != submitted:
-            self._calls.left(error)
+            self._executor.left(error)
         elif self._turn.is_lent and progress.idle:
             self._turn.release()
 
@@ -311,9 +312,9 @@ class CallQueue:
 
     def _recover(self, error: BaseException) -> None:
         """Abort, and give back what this thread has. The jobs that wait then end with the cause, one by one."""
-        self._calls.left(error)
+        self._executor.left(error)
         let_go(self._turn.lock)
-        self._calls.interrupted()
+        self._executor.interrupted()
         if self._progress is not None:
             self._progress.interrupted()
         if self._turn.is_mine:
@@ -335,7 +336,7 @@ class CallQueue:
                 self._queue.popleft()
             turn.changed.notify_all()
         if self._running is not None:
-            self._running.run(self._calls)
+            self._running.run(self._executor)
             self._running = None
         turn.release()
         return True

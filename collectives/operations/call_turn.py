@@ -22,8 +22,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from collectives.execution import Executor
 from collectives.operations.job import Job
 from transports.errors import REENTRY, ReentryError, RondeError
 from transports.locks import let_go
@@ -31,28 +32,6 @@ from transports.locks import let_go
 HOLDER: Final = 0
 """The key of the holder."""
 _LENT: Final = object()
-
-
-class Calls(Protocol):
-    """The executor whose calls take turns."""
-
-    @property
-    def is_open(self) -> bool:
-        """True if the newest call has begun and not ended on this rank."""
-
-    @property
-    def entered(self) -> bool:
-        """True if this thread is in the middle of a call of the transport."""
-
-    def interrupted(self) -> None:
-        """See Transport.interrupted."""
-
-    @property
-    def failure(self) -> RondeError | None:
-        """The transport's failure."""
-
-    def left(self, error: BaseException) -> None:
-        """Abort, since this rank has left a call because of an error."""
 
 
 class CallTurn:
@@ -65,8 +44,8 @@ class CallTurn:
     lock     guards the queue of calls, too
     """
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
         self._holder: dict[int, object] = {}
         self.take = self._holder.setdefault
         self.clear: Callable[[], None] = self._holder.clear
@@ -124,9 +103,9 @@ class CallTurn:
         try:
             if not isinstance(error, RondeError):
                 let_go(self.lock)
-                self._calls.interrupted()
+                self._executor.interrupted()
                 if self._holder.get(HOLDER) is me:
-                    answer_for(self._calls, error)
+                    answer_for(self._executor, error)
         finally:
             if self._holder.get(HOLDER) is me:
                 self.release()
@@ -141,19 +120,19 @@ class CallTurn:
 
     def check_wait(self) -> None:
         """Raise ReentryError if this thread has the turn: a wait for another call would have no end."""
-        if self.is_mine or self._calls.entered:
+        if self.is_mine or self._executor.entered:
             raise ReentryError(REENTRY)
 
 
-def answer_for(calls: Calls, error: BaseException) -> None:
+def answer_for(executor: Executor, error: BaseException) -> None:
     """Abort if an error that is none of Ronde's leaves the other ranks waiting. A ValueError between two exchanges does
     not: it comes of what the ranks have agreed on, and so on all of them."""
     interrupt = not isinstance(error, Exception) or isinstance(error, MemoryError)
-    if calls.is_open or interrupt:
-        calls.left(error)
+    if executor.is_open or interrupt:
+        executor.left(error)
 
 
-def run_whole(calls: Calls, job: Job[Any], deadline: float) -> Any:
+def run_whole(executor: Executor, job: Job[Any], deadline: float) -> Any:
     """The product of a job in a thread that has the turn, or needs none. After an error of other code than Ronde's the
     thread gives locks back that it still holds; in the middle of a call all ranks abort."""
     try:
@@ -161,6 +140,6 @@ def run_whole(calls: Calls, job: Job[Any], deadline: float) -> Any:
     except RondeError:
         raise
     except BaseException as error:
-        calls.interrupted()
-        answer_for(calls, error)
+        executor.interrupted()
+        answer_for(executor, error)
         raise

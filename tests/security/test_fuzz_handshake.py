@@ -152,7 +152,8 @@ def dial(listener: socket.socket) -> RondeError | socket.socket:
     with loop.driver.lock:
         loop.open()
         dial = Dial(
-            outcome,
+            outcome.dialed,
+            outcome.dial_failed,
             loop,
             rank=1,
             peer=0,

@@ -16,7 +16,7 @@ from transports.errors import AbortedError, DeadlineExceeded, MismatchError, Pee
 from transports.matching import MatchQueue, Receive
 from transports.tcp import Options, TcpTransport
 from transports.tcp.frames import data_header
-from transports.tcp.lanes import Incoming
+from transports.tcp.incoming import Incoming
 
 PATIENT = range(10**9)
 

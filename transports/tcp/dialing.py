@@ -36,7 +36,8 @@ class Dialing:
     def begin(self, lane: Outgoing, connection: int) -> None:
         """Connect a lane to its peer, as connection number `connection` between the two ranks."""
         dial = Dial(
-            self,
+            self._dialed,
+            self._failed,
             self._loop,
             rank=self._group.rank,
             peer=lane.peer,
@@ -66,10 +67,10 @@ class Dialing:
             dial.close()
         self._lanes.clear()
 
-    def dialed(self, dial: Dial, sock: socket.socket) -> None:
+    def _dialed(self, dial: Dial, sock: socket.socket) -> None:
         self._lanes.pop(dial).attach(sock)
 
-    def dial_failed(self, dial: Dial, error: RondeError) -> None:
+    def _failed(self, dial: Dial, error: RondeError) -> None:
         self._lanes.pop(dial).release()
         own, peer = self._group.rank, dial.peer
         text = f"rank {own} cannot connect to {self._group.describe(peer)} at {error.message}"

@@ -11,7 +11,8 @@ import socket
 import ssl
 import time
 from abc import ABC, abstractmethod
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from transports import auth, tls
 from transports.errors import ConnectError, PeerLost, RondeError, TransportError
@@ -24,27 +25,6 @@ from transports.tls import Tls, TlsSocket
 
 CROWDED_SECONDS: Final = 1.0
 """Minimum seconds that an accepted connection gets to prove itself, also while others wait to be accepted."""
-
-
-class DialOwner(Protocol):
-    """The owner of a Dial. It gets exactly one of the two calls."""
-
-    def dialed(self, dial: Dial, sock: socket.socket) -> None:
-        """The peer has proved itself and has received this rank's introduction. The socket belongs to the owner now."""
-
-    def dial_failed(self, dial: Dial, error: RondeError) -> None:
-        """The connection could not be made."""
-
-
-class IncomingOwner(Protocol):
-    """The owner of an IncomingHandshake. It gets exactly one of the two calls."""
-
-    def authenticated(self, incoming: IncomingHandshake, sock: socket.socket, rank: int, connection: int) -> None:
-        """The client has proved that it knows the secret. It is connection number `connection` of `rank`. The socket
-        belongs to the owner now."""
-
-    def rejected(self, incoming: IncomingHandshake, error: Exception) -> None:
-        """The connection was refused and closed."""
 
 
 class _Handshake(ABC):
@@ -128,7 +108,8 @@ class Dial(_Handshake):
 
     def __init__(
         self,
-        caller: DialOwner,
+        dialed: Callable[[Dial, socket.socket], None],
+        failed: Callable[[Dial, RondeError], None],
         loop: Loop,
         *,
         rank: int,
@@ -140,10 +121,16 @@ class Dial(_Handshake):
         tls: Tls | None,
         options: Options,
     ) -> None:
+        """Exactly one of two functions is called.
+
+        dialed  the peer has proved itself and has received this rank's introduction; takes over the socket
+        failed  the connection could not be made
+        """
         super().__init__(loop, secret, purpose, tls)
         self.peer = peer
         self.address = address
-        self._caller = caller
+        self._dialed = dialed
+        self._failed = failed
         self._rank = rank
         self._connection = connection
         self._options = options
@@ -153,7 +140,7 @@ class Dial(_Handshake):
         self.health = LinkHealth()
 
     def start(self) -> None:
-        """Begin to connect. A failure is reported to the owner, in this call or later."""
+        """Begin to connect. A failure is told in this call or later."""
         self._begun = time.monotonic()
         self._connecting = True
         self._client = None
@@ -211,7 +198,7 @@ class Dial(_Handshake):
             if self._receive(1) is not None:  # raises EOFError if the other end has closed
                 raise ConnectError("it sent more bytes than the handshake has")
             self._send(proof + intro_frame(self._rank, self._connection))
-            self._caller.dialed(self, self._release_socket())
+            self._dialed(self, self._release_socket())
 
     def _ended(self, error: ConnectError | OSError) -> None:
         if time.monotonic() - self._begun >= min(CROWDED_SECONDS, self._options.handshake_timeout):
@@ -226,11 +213,11 @@ class Dial(_Handshake):
         return self._sock
 
     def fail(self, error: Exception) -> None:
-        """Close the connection and report the error to the owner."""
+        """Close the connection and report the error."""
         self.close()
         where = "{}, port {}".format(*self.address)
         kind = ConnectError if isinstance(error, ConnectError) else PeerLost
-        self._caller.dial_failed(self, kind(f"{where}: {error}", rank=self._rank, peer=self.peer))
+        self._failed(self, kind(f"{where}: {error}", rank=self._rank, peer=self.peer))
 
 
 class IncomingHandshake(_Handshake):
@@ -238,7 +225,8 @@ class IncomingHandshake(_Handshake):
 
     def __init__(
         self,
-        owner: IncomingOwner,
+        authenticated: Callable[[IncomingHandshake, socket.socket, int, int], None],
+        rejected: Callable[[IncomingHandshake, Exception], None],
         loop: Loop,
         sock: socket.socket,
         *,
@@ -248,12 +236,19 @@ class IncomingHandshake(_Handshake):
         tls: Tls | None,
         options: Options,
     ) -> None:
+        """Exactly one of two functions is called.
+
+        authenticated  the client has proved that it knows the secret; takes over the socket, which is a connection of
+                       that rank with that number
+        rejected       the connection was refused and closed
+        """
         super().__init__(loop, secret, purpose, tls)
         self.origin = origin
         self.begun = time.monotonic()
         self.deadline = self.begun + options.handshake_timeout
         self._sock = sock
-        self._owner = owner
+        self._authenticated = authenticated
+        self._rejected = rejected
         self._options = options
         self._server: auth.Server | None = None
         self._proving = False
@@ -283,9 +278,9 @@ class IncomingHandshake(_Handshake):
             self.reject(error)
 
     def reject(self, error: Exception) -> None:
-        """Close the connection and report the error to the owner."""
+        """Close the connection and report the error."""
         self.close()
-        self._owner.rejected(self, error)
+        self._rejected(self, error)
 
     def _hello_received(self) -> None:
         if self._server is None:
@@ -312,4 +307,4 @@ class IncomingHandshake(_Handshake):
         if answer is not None:
             self._server.verify(answer[: auth.PROOF_BYTES])
             rank, connection = parse_intro(answer[auth.PROOF_BYTES :])
-            self._owner.authenticated(self, self._release_socket(), rank, connection)
+            self._authenticated(self, self._release_socket(), rank, connection)

@@ -28,7 +28,8 @@ from transports.tcp.addresses import exchange, own_address
 from transports.tcp.dialing import Dialing, purpose
 from transports.tcp.early_arrivals import EarlyArrivals
 from transports.tcp.frames import GOODBYE_FRAME, abort_frame, data_header
-from transports.tcp.lanes import LARGEST, Incoming, Lane
+from transports.tcp.incoming import Incoming
+from transports.tcp.lanes import LARGEST, Lane
 from transports.tcp.listener import Listener
 from transports.tcp.options import Options, connections_to, spin_seconds
 from transports.tcp.outgoing import Outgoing

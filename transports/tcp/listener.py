@@ -94,7 +94,8 @@ class Listener:
                 return
             sock.setblocking(False)
             incoming = IncomingHandshake(
-                self,
+                self._authenticated,
+                self._rejected,
                 self._loop,
                 sock,
                 origin=f"{address[0]}, port {address[1]}",
@@ -114,14 +115,14 @@ class Listener:
         if self._paused_until is not None and now >= self._paused_until:
             self._listen_again()
 
-    def authenticated(self, incoming: IncomingHandshake, sock: socket.socket, rank: int, connection: int) -> None:
+    def _authenticated(self, incoming: IncomingHandshake, sock: socket.socket, rank: int, connection: int) -> None:
         self._forget(incoming)
         objection = self._accepted(sock, rank, connection)
         if objection is not None:
             sock.close()
             self._log(incoming, objection)
 
-    def rejected(self, incoming: IncomingHandshake, error: Exception) -> None:
+    def _rejected(self, incoming: IncomingHandshake, error: Exception) -> None:
         self._forget(incoming)
         self._log(incoming, error)
 

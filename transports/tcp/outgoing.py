@@ -1,4 +1,4 @@
-"""Lanes to peers."""
+"""Main lanes to peers."""
 
 from __future__ import annotations
 

@@ -201,7 +201,8 @@ def storm(rank: int, url: str, transport: str, compiled: str, seconds: float) ->
             try:
                 for _ in range(10):
                     comm.allreduce(np.ones(4, np.float32))
-                if not int(comm.broadcast(np.array([time.monotonic() < end]))[0]):
+                more = time.monotonic() < end or counts["signals"] < FEWEST
+                if not int(comm.broadcast(np.array([more]))[0]):
                     break
                 while comm.failure is None:
                     one_burst(comm, made if rank == 0 else None, counts)
@@ -232,6 +233,8 @@ def one_burst(comm: Communicator, made: random.Random | None, counts: dict[str, 
 
 
 SECONDS = float(os.environ.get("RONDE_STORM_SECONDS", "4"))
+FEWEST = 11
+"""Signals of a storm, however slow the machine is."""
 
 
 @pytest.mark.processes
@@ -245,7 +248,7 @@ def test_c2_signals_at_random_moments(transport: str, compiled: str, capsys: pyt
         counts = run_processes(storm, 2, url, transport, compiled, SECONDS, timeout=SECONDS + 90)
     with capsys.disabled():
         print(transport, compiled, counts, file=sys.stderr)
-    assert counts[0]["signals"] > 10
+    assert counts[0]["signals"] >= FEWEST
     assert counts[0]["wrong"] == counts[1]["wrong"] == 0
 
 
