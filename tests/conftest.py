@@ -195,8 +195,18 @@ NIGHTLY = (
     "platforms/test_litmus.py::test_litmus_sees_that_a_barrier_is_missing",
     "security/test_secret.py::test_two_jobs_have_two_secrets",
     "security/test_tls_links.py::test_run_from_python_under_tls",
+    # clusters: launchers and frameworks of which others are tried
+    "frontends/test_elastic_jobs.py::test_a_rank_comes_and_leaves[keras",
+    "frontends/test_elastic_jobs.py::test_torchrun_starts_all_ranks_again[1-",
+    "netns/test_nesting.py::test_l4_launcher_in_launcher[mpich-srun",
+    "netns/test_nesting.py::test_l4_launcher_in_launcher[srun-mpich",
+    "netns/test_nesting.py::test_l4_launcher_in_launcher[srun-torchrun",
+    "netns/test_top.py::test_each_launcher[mpich",
+    "netns/test_top.py::test_each_launcher[srun",
+    "transports/launchers/test_real_launchers.py::test_frontend[tensorflow-mpich",
+    "transports/launchers/test_real_launchers.py::test_frontend[tensorflow-torchrun",
 )
-"""Beginnings of the names of tests that `make nightly` runs, not `make test`."""
+"""Beginnings of the names of tests that `make nightly` runs, not `make test` or `make cluster`."""
 
 ONE_CASE = (
     "command_line/top/test_waits.py::test_a_rank_that_comes_late_is_named",
@@ -330,9 +340,6 @@ STARTS = ("multiprocessing.Process", "subprocess.Popen", "os.fork", "os.forkpty"
 SLOW_MARKS = ("processes", "frameworks", "cluster", "engines", "long", "nightly")
 """The marks of tests that `make check` leaves out."""
 
-ELSEWHERE = ("cluster", "engines")
-"""The marks of tests that `make test` leaves to other targets than `make nightly`."""
-
 KEEPERS = {"worlds", "pool", "frameworks", "ray_cluster", "dask_client", "spark"}
 """Fixtures that keep what a test opens for the tests after it, and close it in the end."""
 
@@ -376,7 +383,7 @@ def leave_to_nightly(items: list[pytest.Item]) -> None:
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         name = item.nodeid.removeprefix("tests/")
-        if any(item.get_closest_marker(mark) for mark in ELSEWHERE):
+        if item.get_closest_marker("engines"):
             continue
         if name.startswith(NIGHTLY):
             item.add_marker("nightly")
