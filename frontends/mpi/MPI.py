@@ -3,7 +3,7 @@
 # ruff: noqa: F401 - it is here that programs find the names
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frontends.mpi.comm import (
     COMM_NULL as COMM_NULL,
@@ -28,13 +28,13 @@ from frontends.mpi.comm import (
 )
 from frontends.mpi.constants import *  # noqa: F403
 from frontends.mpi.datatypes import (
-    BY_CODE as BY_CODE,
+    BY_CODE as _typedict,
 )
 from frontends.mpi.datatypes import (
     DATATYPE_NULL as DATATYPE_NULL,
 )
 from frontends.mpi.datatypes import (
-    PREDEFINED as PREDEFINED,
+    PREDEFINED as _PREDEFINED,
 )
 from frontends.mpi.datatypes import (
     Datatype as Datatype,
@@ -62,7 +62,7 @@ from frontends.mpi.errhandlers import (
     Errhandler as Errhandler,
 )
 from frontends.mpi.errors import (
-    CODES as CODES,
+    CODES as _CODES,
 )
 from frontends.mpi.errors import (
     ERR_LASTCODE as ERR_LASTCODE,
@@ -95,7 +95,7 @@ from frontends.mpi.errors import (
     Remove_error_string as Remove_error_string,
 )
 from frontends.mpi.errors import (
-    missing as missing,
+    missing as _missing,
 )
 from frontends.mpi.file import (
     FILE_NULL as FILE_NULL,
@@ -272,20 +272,183 @@ from frontends.mpi.win import (
     Win as Win,
 )
 
+_OTHERS = ("Any", "FOREVER", "Final", "PATIENCE", "TAG_LIMIT", "TYPE_CHECKING", "annotations")
+"""Names of this file that are not MPI's."""
+
 memory = buffer
-globals().update(CODES)
-globals().update(PREDEFINED)
+# The error classes and the predefined datatypes, for type checkers.
+SUCCESS: int
+ERR_BUFFER: int
+ERR_COUNT: int
+ERR_TYPE: int
+ERR_TAG: int
+ERR_COMM: int
+ERR_RANK: int
+ERR_REQUEST: int
+ERR_ROOT: int
+ERR_GROUP: int
+ERR_OP: int
+ERR_TOPOLOGY: int
+ERR_DIMS: int
+ERR_ARG: int
+ERR_UNKNOWN: int
+ERR_TRUNCATE: int
+ERR_OTHER: int
+ERR_INTERN: int
+ERR_IN_STATUS: int
+ERR_PENDING: int
+ERR_ACCESS: int
+ERR_AMODE: int
+ERR_ASSERT: int
+ERR_BAD_FILE: int
+ERR_BASE: int
+ERR_CONVERSION: int
+ERR_DISP: int
+ERR_DUP_DATAREP: int
+ERR_FILE_EXISTS: int
+ERR_FILE_IN_USE: int
+ERR_FILE: int
+ERR_INFO_KEY: int
+ERR_INFO_NOKEY: int
+ERR_INFO_VALUE: int
+ERR_INFO: int
+ERR_IO: int
+ERR_KEYVAL: int
+ERR_LOCKTYPE: int
+ERR_NAME: int
+ERR_NO_MEM: int
+ERR_NOT_SAME: int
+ERR_NO_SPACE: int
+ERR_NO_SUCH_FILE: int
+ERR_PORT: int
+ERR_PROC_ABORTED: int
+ERR_QUOTA: int
+ERR_READ_ONLY: int
+ERR_RMA_ATTACH: int
+ERR_RMA_CONFLICT: int
+ERR_RMA_FLAVOR: int
+ERR_RMA_RANGE: int
+ERR_RMA_SHARED: int
+ERR_RMA_SYNC: int
+ERR_SERVICE: int
+ERR_SESSION: int
+ERR_SIZE: int
+ERR_SPAWN: int
+ERR_UNSUPPORTED_DATAREP: int
+ERR_UNSUPPORTED_OPERATION: int
+ERR_VALUE_TOO_LARGE: int
+ERR_WIN: int
+ERR_ERRHANDLER: int
+ERR_ABI: int
+ERR_REVOKED: int
+ERR_PROC_FAILED: int
+ERR_PROC_FAILED_PENDING: int
+
+PACKED: Datatype
+BYTE: Datatype
+AINT: Datatype
+OFFSET: Datatype
+COUNT: Datatype
+CHAR: Datatype
+WCHAR: Datatype
+SIGNED_CHAR: Datatype
+SHORT: Datatype
+INT: Datatype
+LONG: Datatype
+LONG_LONG: Datatype
+UNSIGNED_CHAR: Datatype
+UNSIGNED_SHORT: Datatype
+UNSIGNED: Datatype
+UNSIGNED_LONG: Datatype
+UNSIGNED_LONG_LONG: Datatype
+FLOAT: Datatype
+DOUBLE: Datatype
+LONG_DOUBLE: Datatype
+C_BOOL: Datatype
+INT8_T: Datatype
+INT16_T: Datatype
+INT32_T: Datatype
+INT64_T: Datatype
+UINT8_T: Datatype
+UINT16_T: Datatype
+UINT32_T: Datatype
+UINT64_T: Datatype
+FLOAT16_T: Datatype
+FLOAT32_T: Datatype
+FLOAT64_T: Datatype
+C_COMPLEX: Datatype
+C_FLOAT_COMPLEX: Datatype
+C_DOUBLE_COMPLEX: Datatype
+C_LONG_DOUBLE_COMPLEX: Datatype
+CXX_BOOL: Datatype
+CXX_FLOAT_COMPLEX: Datatype
+CXX_DOUBLE_COMPLEX: Datatype
+CXX_LONG_DOUBLE_COMPLEX: Datatype
+CHARACTER: Datatype
+LOGICAL: Datatype
+INTEGER: Datatype
+REAL: Datatype
+DOUBLE_PRECISION: Datatype
+COMPLEX: Datatype
+DOUBLE_COMPLEX: Datatype
+LOGICAL1: Datatype
+LOGICAL2: Datatype
+LOGICAL4: Datatype
+LOGICAL8: Datatype
+INTEGER1: Datatype
+INTEGER2: Datatype
+INTEGER4: Datatype
+INTEGER8: Datatype
+REAL2: Datatype
+REAL4: Datatype
+REAL8: Datatype
+COMPLEX8: Datatype
+COMPLEX16: Datatype
+BFLOAT16_T: Datatype
+SHORT_INT: Datatype
+INT_INT: Datatype
+LONG_INT: Datatype
+FLOAT_INT: Datatype
+DOUBLE_INT: Datatype
+LONG_DOUBLE_INT: Datatype
+UNSIGNED_INT: Datatype
+SIGNED_SHORT: Datatype
+SIGNED_INT: Datatype
+SIGNED_LONG: Datatype
+SIGNED_LONG_LONG: Datatype
+BOOL: Datatype
+SINT8_T: Datatype
+SINT16_T: Datatype
+SINT32_T: Datatype
+SINT64_T: Datatype
+F_BOOL: Datatype
+F_INT: Datatype
+F_FLOAT: Datatype
+F_DOUBLE: Datatype
+F_COMPLEX: Datatype
+F_FLOAT_COMPLEX: Datatype
+F_DOUBLE_COMPLEX: Datatype
+TWOINT: Datatype
+REAL16: Datatype
+COMPLEX4: Datatype
+INTEGER16: Datatype
+COMPLEX32: Datatype
+LOGICAL16: Datatype
+
+globals().update(_CODES)
+globals().update(_PREDEFINED)
 globals().update(dict.fromkeys(_ABSENT, DATATYPE_NULL))
-_typedict: dict[str, Datatype] = BY_CODE
 
+if (
+    not TYPE_CHECKING
+):  # a checker shall know the names, and can read no such list: without one it takes all public names
 
-def __getattr__(name: str) -> Any:
-    if name in ("_sizeof", "_addressof", "_handleof", "__pyx_capi__"):
-        raise AttributeError(f"ronde.mpi has no {name}: it has no interface for C; build with mpi4py and an MPI")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in ("_sizeof", "_addressof", "_handleof", "__pyx_capi__"):
+            raise AttributeError(f"ronde.mpi has no {name}: it has no interface for C; build with mpi4py and an MPI")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-
-__all__ = sorted(name for name in globals() if not name.startswith("_") and name not in ("Any", "annotations"))
+    __all__ = sorted(name for name in globals() if not name.startswith("_") and name not in _OTHERS)
 
 if _rc.initialize:
     Init()

@@ -17,6 +17,37 @@ from frontends.mpi.operations import Ended
 from frontends.mpi.processes import current
 from frontends.mpi.requests import Request
 
+__all__ = [
+    "Attach_buffer",
+    "Close_port",
+    "Detach_buffer",
+    "Finalize",
+    "Flush_buffer",
+    "Get_abi_fortran_info",
+    "Get_abi_info",
+    "Get_abi_version",
+    "Get_hw_resource_info",
+    "Get_library_version",
+    "Get_processor_name",
+    "Get_version",
+    "Iflush_buffer",
+    "Init",
+    "Init_thread",
+    "Is_finalized",
+    "Is_initialized",
+    "Is_thread_main",
+    "Lookup_name",
+    "Open_port",
+    "Pcontrol",
+    "Publish_name",
+    "Query_thread",
+    "Register_datarep",
+    "Unpublish_name",
+    "Wtick",
+    "Wtime",
+    "get_vendor",
+]
+
 
 class _State:
     """True for what has happened in this process."""

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ronde
+from ronde.mpi import MPI
+from ronde.mpi.typing import BufSpec, BufSpecV, TargetSpec
 
 Floats = NDArray[np.float32]
 
@@ -86,6 +88,17 @@ def objects_and_groups(comm: ronde.Communicator) -> None:
     assert_type(comm.empty((3, 4), np.float32, name="shared"), NDArray[Any])
     with comm.shrink(timeout=3) as smaller:
         assert_type(smaller, ronde.Communicator)
+
+
+def specifications(values: Floats) -> list[BufSpec]:
+    parts: BufSpecV = (values, ([1, 2], [0, 1]), MPI.DOUBLE)
+    place: TargetSpec = (0, 3, "d")
+    assert_type(MPI.COMM_WORLD.Get_rank(), int)
+    assert_type(MPI.SUM, MPI.Op)
+    assert_type((MPI.DOUBLE, MPI.ERR_COMM), tuple[MPI.Datatype, int])
+    MPI.Win.Allocate(24).Put([values, MPI.FLOAT], 0, place)
+    MPI.COMM_WORLD.Allgatherv(values, parts)
+    return [values, (values, 3), (values, MPI.DOUBLE), [values, 3, "d"], bytearray(8)]
 
 
 with ronde.init(transport="tcp", config={"timeout": 60}) as world:

@@ -7,7 +7,8 @@ import itertools
 import threading
 import weakref
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
-from typing import Any
+from types import ModuleType
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -275,6 +276,30 @@ def test_a_worker_that_is_lost_fails_all_tasks_and_the_end(ranks: Run) -> None:
         return all(issubclass(error, MPI.Exception) for error in errors)
 
     assert ranks(2, body)[0] is True
+
+
+def test_types_have_the_names_of_mpi4py_and_can_be_looked_at() -> None:
+    import frontends.mpi.typing as types
+
+    def send(buf: types.BufSpec, target: types.TargetSpec) -> None: ...
+
+    assert set(get_type_hints(send, vars(types) | {"types": types})) == {"buf", "target", "return"}
+    specs = {"BufSpec", "BufSpecB", "BufSpecV", "BufSpecW", "TargetSpec", "TypeSpec"}
+    numbers = {"Aint", "Count", "Displ", "Offset"}
+    assert specs | numbers | {"Bottom", "Buffer", "InPlace"} <= set(types.__all__)
+
+
+def test_the_names_of_mpi_are_known_to_checkers_too() -> None:
+    from frontends.mpi import MPI
+    from ronde.mpi import MPI as face
+
+    annotated = vars(MPI)["__annotations__"]
+    datatypes = {name for name in MPI.__all__ if isinstance(getattr(MPI, name), MPI.Datatype)}
+    assert {name for name, kind in annotated.items() if kind == "Datatype"} == datatypes - {"DATATYPE_NULL"}
+    classes = {name for name in MPI.__all__ if name.startswith("ERR_")} - {"ERR_LASTCODE"}
+    assert {name for name, kind in annotated.items() if kind == "int"} == classes | {"SUCCESS"}
+    assert not [name for name in MPI.__all__ if isinstance(getattr(MPI, name), ModuleType)]
+    assert face._typedict["d"] is MPI.DOUBLE
 
 
 @pytest.mark.parametrize("align", [False, True])
