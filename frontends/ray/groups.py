@@ -63,15 +63,16 @@ class RondeGroup(BaseGroup):  # type: ignore[misc]  # Ray has no types
         deadline = time.monotonic() + config.connect_timeout
         key = f"ronde-group-{group_name}".encode()
         with contextlib.ExitStack() as resources:
-            if rank == 0:
-                job = resources.enter_context(GuestJob(own_settings()))
-                here = Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
-                internal_kv._internal_kv_put(key, pickle.dumps(job.seats([here] * world_size)), overwrite=True)
-                resources.callback(internal_kv._internal_kv_del, key)
-            seat = _published(key, rank, group_name, deadline)
-            store = open_store(seat.job.store, seat.job.secret, deadline, tls=config.load_tls())
-            resources.callback(store.close)
-            group = join(rank, world_size, store, secret=seat.job.secret, deadline=deadline)
+            with contextlib.ExitStack() as published:  # not longer: the next group of this name must not find it
+                if rank == 0:
+                    job = resources.enter_context(GuestJob(own_settings()))
+                    here = Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+                    internal_kv._internal_kv_put(key, pickle.dumps(job.seats([here] * world_size)), overwrite=True)
+                    published.callback(internal_kv._internal_kv_del, key)
+                seat = _published(key, rank, group_name, deadline)
+                store = open_store(seat.job.store, seat.job.secret, deadline, tls=config.load_tls())
+                resources.callback(store.close)
+                group = join(rank, world_size, store, secret=seat.job.secret, deadline=deadline)
             self._communicator = connect(group, config, deadline)
             resources.callback(self._communicator.close)
             self._resources = resources.pop_all()
@@ -170,7 +171,9 @@ def _array(tensors: Sequence[Any]) -> np.ndarray[Any, Any]:
     device = getattr(tensor, "device", None)
     if device is None or getattr(device, "type", None) != "cpu":
         raise TypeError(f"tensor of type {type(tensor).__name__} on {device}: must be a NumPy array or a CPU tensor")
-    array: np.ndarray[Any, Any] = tensor.detach().numpy()
+    from frontends.torch import LIBRARY  # torch is loaded then
+
+    array: np.ndarray[Any, Any] = LIBRARY.writable(tensor, "tensor")
     return array
 
 

@@ -69,5 +69,10 @@ def _combined(inputs: Any, axes: Sequence[int], mask: Any, process_set: ProcessS
     own = tf.stack([tf.reduce_sum(part, axes) for part in (wide, wide * wide, weights)])
     total = allreduce(own, op=Sum, process_set=process_set)
     mean = tf.math.divide_no_nan(total[0], total[2])
-    variance = tf.maximum(tf.math.divide_no_nan(total[1], total[2]) - mean * mean, 0.0)
+    if inputs.dtype == tf.float64:  # whose squares would lose digits where the mean is large against the deviation
+        shape = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
+        own = tf.reduce_sum(weights * (wide - tf.reshape(mean, shape)) ** 2, axes)
+        variance = tf.math.divide_no_nan(allreduce(own, op=Sum, process_set=process_set), total[2])
+    else:
+        variance = tf.maximum(tf.math.divide_no_nan(total[1], total[2]) - mean * mean, 0.0)
     return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)

@@ -72,7 +72,8 @@ def _total(sums: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
 class _Normalise(torch.autograd.Function):  # type: ignore[misc]
     """(x - mean) / sqrt(variance + eps) over all ranks; also mean, biased variance and number of values.
 
-    Sums are float64, so that a mean that is large against the deviation costs no precision.
+    Sums are float64, so that a mean that is large against the deviation costs no precision. Squares of float64 would
+    lose it: their variance is summed around the mean, by a second reduction.
     """
 
     @staticmethod
@@ -84,11 +85,14 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]
         totals = _total(sums, process_set)
         channels, count = x.shape[1], totals[-1].item()
         mean = totals[:channels] / count
-        variance = (totals[channels:-1] / count - mean * mean).clamp_min(0)
+        centred = wide - mean.reshape(_per_channel(x))
+        if x.dtype is torch.float64:
+            variance = _total((centred * centred).sum(axes), process_set) / count
+        else:
+            variance = (totals[channels:-1] / count - mean * mean).clamp_min(0)
         scale = torch.rsqrt(variance + eps)
-        shape = _per_channel(x)
-        normalised = ((wide - mean.reshape(shape)) * scale.reshape(shape)).to(x.dtype)
-        ctx.save_for_backward(normalised, scale)
+        normalised = (centred * scale.reshape(_per_channel(x))).to(x.dtype)
+        ctx.save_for_backward(x, mean, scale)  # not the result, which may be changed in place
         ctx.count, ctx.process_set = count, process_set
         ctx.mark_non_differentiable(mean, variance)
         return normalised, mean, variance, count
@@ -96,11 +100,12 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> Any:
-        normalised, scale = ctx.saved_tensors
+        x, mean, scale = ctx.saved_tensors
         axes = [axis for axis in range(gradient.dim()) if axis != 1]
         shape = _per_channel(gradient)
-        wide, values = gradient.to(torch.float64), normalised.to(torch.float64)
+        wide = gradient.to(torch.float64)
+        values = (x.to(torch.float64) - mean.reshape(shape)) * scale.reshape(shape)
         totals = _total(torch.cat([wide.sum(axes), (wide * values).sum(axes)]), ctx.process_set) / ctx.count
-        mean, slope = totals.chunk(2)
-        result = (wide - mean.reshape(shape) - values * slope.reshape(shape)) * scale.reshape(shape)
+        level, slope = totals.chunk(2)
+        result = (wide - level.reshape(shape) - values * slope.reshape(shape)) * scale.reshape(shape)
         return result.to(gradient.dtype), None, None

@@ -504,6 +504,19 @@ def test_backend_of_ray_util_collective() -> None:
             collective.destroy_collective_group(name)
             return {"values": [array.ravel().tolist() for array in found]}
 
+        def again(self, name: str) -> list[float]:
+            """Groups of one name, each made as soon as this member has left the one before."""
+            import torch
+
+            sums = []
+            for _ in range(4):
+                self.join(name)
+                half = torch.ones(1, dtype=torch.bfloat16)
+                collective.allreduce(half, name)
+                sums.append(half.item())
+                collective.destroy_collective_group(name)
+            return sums
+
     members = [Member.remote(rank) for rank in range(2)]
     for name in ("first", "second", "first"):
         ray.get([member.join.remote(name) for member in members], timeout=SECONDS)
@@ -512,6 +525,7 @@ def test_backend_of_ray_util_collective() -> None:
         gathered = [[0.0, 0.0], [1.0, 1.0]]
         assert one["values"] == [*common, [1, 1], [6, 6], *gathered, [3.0, 3.0], [7.0] * 3]
         assert two["values"] == [*common, [3, 3], [6, 6], *gathered, [30.0, 30.0], [7.0] * 3]
+    assert ray.get([member.again.remote("first") for member in members], timeout=SECONDS) == [[2.0] * 4] * 2
     for member in members:
         ray.kill(member)
 

@@ -375,6 +375,10 @@ def batch_norm(rank: int, size: int) -> None:
         np.testing.assert_allclose(y, expected[0][mine], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(gradient, expected[1][mine], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(variance, expected[2], rtol=1e-5)
+    wide = tf.constant(x / 1000 + 1e6, tf.float64)  # whose squares have no digits for the deviation
+    whole = keras.layers.BatchNormalization(dtype="float64", epsilon=1e-9)(wide, training=True)
+    y = hvd.SyncBatchNormalization(dtype="float64", epsilon=1e-9)(wide[mine], training=True)
+    np.testing.assert_allclose(y, whole[mine], atol=1e-4)
     layer, masked = hvd.SyncBatchNormalization(), np.arange(3) < 2
     y = layer(x[mine], training=True, mask=np.broadcast_to(masked, (len(x[mine]), 3)))
     plain = keras.layers.BatchNormalization()(x[:, masked], training=True)

@@ -580,8 +580,16 @@ def normalisation(rank: int, size: int) -> None:
     ours.train()
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         assert ours(whole.to(dtype)).dtype is dtype
+    bare, plain = hvd.SyncBatchNorm(3, affine=False), torch.nn.BatchNorm1d(3, affine=False)
+    for mean in (0.0, 1e6):  # the result is changed in place; squares of such numbers have no digits for the deviation
+        mine, full = ((rows.double() * 1e-3 + mean).requires_grad_() for rows in (whole[share], whole))
+        got, right = (torch.relu_(layer(x)) for layer, x in ((bare.double(), mine), (plain.double(), full)))
+        assert torch.allclose(got, right[share], atol=1e-7)
+        (got**3).sum().backward()
+        (right**3).sum().backward()
+        assert torch.allclose(mine.grad, full.grad[share], atol=1e-6)
     with pytest.raises(RuntimeError, match="differentiate twice"):
-        torch.autograd.grad(ours(mine).pow(3).sum(), mine, create_graph=True)[0].sum().backward()
+        torch.autograd.grad(ours(mine.float()).pow(3).sum(), mine, create_graph=True)[0].sum().backward()
 
 
 def test_sync_batch_norm_equals_batch_norm_of_the_whole_batch(pool: Pools) -> None:
