@@ -157,7 +157,7 @@ def test_corrupting_nothing_is_harmless() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "told"),
-    [("truncate", "7 bytes"), ("mislabel", "check 0x00000001 came; 8 bytes, check 0x00000000 expected")],
+    [("truncate", "7 bytes"), ("mislabel", "check 0x00000001 .*8 bytes, check 0x00000000")],
 )
 def test_truncated_and_mislabelled_frames_do_not_fit(fault: str, told: str) -> None:
     def body(transport: Transport) -> None:
@@ -191,7 +191,7 @@ def test_a_hanging_operation_ends_at_its_deadline_or_by_an_abort(operation: str)
 def test_raise_fails_the_transport_on_every_rank() -> None:
     def body(transport: Transport) -> None:
         for _ in range(2):
-            with pytest.raises(TransportError, match="a fault was injected into the send of rank 0, peer 1") as caught:
+            with pytest.raises(TransportError, match=r"injected .*send of rank 0, peer 1") as caught:
                 send(transport, 1, 1, b"x") if transport.rank == 0 else recv(transport, 0, 1, 1)
             assert type(caught.value) is PeerLost
         assert isinstance(transport.failure, PeerLost)
@@ -431,5 +431,5 @@ def test_bad_options_are_refused() -> None:
         Options(inner="faulty")
     with pytest.raises(ConfigError, match=r"transport 'local': eager_bytes='x' \(from setting inner_options\)"):
         backend_of("faulty", inner_options="eager_bytes=x")(groups(1)[0])
-    with pytest.raises(ConfigError, match="unknown transport 'lokal'"):
+    with pytest.raises(ConfigError, match="transport 'lokal'"):
         backend_of("faulty", inner="lokal")(groups(1)[0])

@@ -214,7 +214,7 @@ def test_ranks_that_cannot_meet_are_an_error_and_no_worlds_of_one(
 ) -> None:
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     error = why_not(env)
-    assert all(text in error for text in [*texts, "the ranks cannot meet", "RONDE_LAUNCHER=none"])
+    assert all(text in error for text in [*texts, "RONDE_LAUNCHER=none"])
     told = describe(env)
     assert told["meeting"] == "not possible"
     assert told["problem"] == error
@@ -263,7 +263,7 @@ def test_several_ranks_of_which_none_is_told_are_an_error_and_no_worlds_of_one(n
     assert find(half) is None
     with pytest.raises(ConfigError) as caught:
         check_rank_is_told(half)
-    assert str(caught.value).startswith(f"{size}={count}: says that there are several ranks, and ")
+    assert str(caught.value).startswith(f"{size}={count}: ")
     assert describe(half)["problem"] == str(caught.value)
     for single in ({size: "1"}, {size: "x"}, {rank: env[rank]}, {**half, "RONDE_LAUNCHER": "none"}):
         check_rank_is_told(single)
@@ -382,14 +382,14 @@ def test_tasks_of_a_cluster(kind: str, index: int | str, rank: int) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"cluster": CLUSTER}, "must be such as"),
-        ({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}, "are of type chief, worker or ps"),
-        ({"cluster": {"ps": ["c:4"]}, "task": {"type": "ps", "index": 0}}, "parameter servers only"),
-        ({"cluster": CLUSTER, "task": {"type": "worker", "index": 2}}, "there are 2 of type worker"),
-        ({"cluster": {"worker": "b:2"}, "task": {"type": "worker", "index": 0}}, "list of addresses"),
+        ({"cluster": CLUSTER}, r"^TF_CONFIG=.*\"task\""),
+        ({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}, "'evaluator'.* chief, worker or ps"),
+        ({"cluster": {"ps": ["c:4"]}, "task": {"type": "ps", "index": 0}}, "chief or workers"),
+        ({"cluster": CLUSTER, "task": {"type": "worker", "index": 2}}, "index is 2\\b.* 2 of type worker"),
+        ({"cluster": {"worker": "b:2"}, "task": {"type": "worker", "index": 0}}, r"cluster\.worker .*'b:2'"),
         (
             {"cluster": {"worker": ["b"]}, "task": {"type": "worker", "index": 0}},
-            r"^TF_CONFIG: cluster\.worker has 'b'",
+            r"^TF_CONFIG: cluster\.worker .*'b'.* host:port",
         ),
         ({"cluster": {"chief": ["a:1", "b:2"]}, "task": {"type": "chief", "index": 0}}, "2 chiefs"),
     ],
@@ -412,7 +412,7 @@ def test_rank_is_taken_by_one_process() -> None:
     release = mark_as_rank(launch, env)
     check_not_taken(launch, env)
     inherited = env | {"RONDE_RANK_PROCESS": env["RONDE_RANK_PROCESS"].replace(str(os.getpid()), "1")}
-    with pytest.raises(ConfigError, match=r"SLURM_PROCID=5, .*: rank 5 is process 1 already"):
+    with pytest.raises(ConfigError, match=r"SLURM_PROCID=5, .*: rank 5 .*process 1\b.*RONDE_LAUNCHER=none"):
         check_not_taken(launch, inherited)
     check_not_taken(found(inherited | {"SLURM_STEP_ID": "1"}), inherited)  # a step that the rank has started
     release()
