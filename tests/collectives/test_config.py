@@ -75,7 +75,7 @@ BAD: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
     ("", {}, {"stage_bytes": 64 * 10**20}, "stage_bytes=64.*: .*multiple of 64, 4096 to 281474976710656"),
     ("", {}, {"heartbeat": float("inf")}, r"heartbeat=inf: .*0 \(never\)"),
     ("", {}, {"stall": -1}, r"stall=-1.0: .*0 \(never\) or .*positive"),
-    ("", {"RONDE_REPRODUCIBLE": "perhaps"}, {}, r"reproducible='perhaps'.*must be yes or no"),
+    ("", {"RONDE_REPRODUCIBLE": "perhaps"}, {}, r"reproducible='perhaps'.*yes or no"),
     ("", {"RONDE_TRANSPORT": "tpc"}, {}, r"transport='tpc': .*'tcp'.*auto"),
     ("", {}, {"transport": 3}, r"transport=3 \(from argument\): .*text"),
     ("", {}, {"timout": 3}, r"no setting 'timout' \(from argument\) .*'timeout'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -387,26 +388,25 @@ def test_rules_are_read_from_text() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "must begin with one of drop, delay"),
-        ("drop", "must begin with one of drop, delay"),
-        ("explode send", "must begin with one of drop, delay"),
-        ("drop recv", "on='recv': drop is for send, publish"),
-        ("truncate lunch", "on='lunch': truncate is for send"),
-        ("drop send pear=1", "'pear=1': must be one of rank=..., peer="),
-        ("drop send peer=one", "'one': must be an integer"),
-        ("delay send seconds=soon", "'soon': must be a number"),
-        ("delay send seconds=-1", "seconds=-1.0: must be 0 or more"),
-        ("delay send seconds=nan", "seconds=nan: must be 0 or more"),
-        ("drop send nth=0", "nth=0: must be 1 or more"),
-        ("drop send chance=2", "chance=2.0: must be 0 to 1"),
-        ("raise send error=ValueError", "error='ValueError': must be one of RondeError"),
-        ("kill send by=poison", "by='poison': must be close or sigkill"),
+        ("", ".*drop, delay"),
+        ("drop", ".*drop, delay"),
+        ("explode send", ".*drop, delay"),
+        ("drop recv", "on='recv': drop .*send, publish"),
+        ("truncate lunch", "on='lunch': truncate .*send"),
+        ("drop send pear=1", "'pear=1': .*rank=..., peer="),
+        ("drop send peer=one", "'one': .*integer"),
+        ("delay send seconds=soon", "'soon': .*number"),
+        ("delay send seconds=-1", "seconds=-1.0: .*0 or more"),
+        ("delay send seconds=nan", "seconds=nan: .*0 or more"),
+        ("drop send nth=0", "nth=0: .*1 or more"),
+        ("drop send chance=2", "chance=2.0: .*0 to 1"),
+        ("raise send error=ValueError", "error='ValueError': .*RondeError"),
+        ("kill send by=poison", "by='poison': .*close or sigkill"),
     ],
 )
 def test_bad_rules_are_refused(text: str, complaint: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^fault rule {re.escape(repr(text))}: {complaint}"):
         Options(rules=(text,))
-    assert str(caught.value).startswith(f"fault rule {text!r}: {complaint}")
 
 
 def test_rules_in_code_are_checked_too() -> None:

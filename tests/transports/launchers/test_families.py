@@ -230,29 +230,28 @@ def test_one_rank_needs_no_way() -> None:
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE: is needed with OMPI_COMM_WORLD_RANK"),
-        (OPENMPI | {"OMPI_COMM_WORLD_RANK": "6"}, "OMPI_COMM_WORLD_RANK='6': must be an integer, 0 to 5"),
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "x"}, "SLURM_STEP_NUM_TASKS='x': must be an integer, 1 or more"),
-        (SLURM | {"SLURM_STEP_NODELIST": "n["}, "SLURM_STEP_NODELIST='n[': must be a list of hosts"),
-        (TORCHRUN | {"MASTER_PORT": "0"}, "MASTER_PORT='0': must be an integer, 1 to 65535"),
-        (SLURM | {"RONDE_PORT": "x"}, "RONDE_PORT='x': must be an integer, 1 to 65535"),
-        ({"JOB_COMPLETION_INDEX": "0"}, "RONDE_SIZE: is needed with JOB_COMPLETION_INDEX=0"),
-        (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, "PET_NPROC_PER_NODE='4': says that torchrun starts the processes"),
-        ({"TF_CONFIG": "{"}, "TF_CONFIG: is not JSON"),
-        ({"TF_CONFIG": "[" * 100_000}, "TF_CONFIG: is not JSON"),
-        ({"TF_CONFIG": "0"}, "TF_CONFIG='0': must be such as"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE: .*OMPI_COMM_WORLD_RANK"),
+        (OPENMPI | {"OMPI_COMM_WORLD_RANK": "6"}, "OMPI_COMM_WORLD_RANK='6': .* 0 to 5"),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "x"}, "SLURM_STEP_NUM_TASKS='x': .* 1 or more"),
+        (SLURM | {"SLURM_STEP_NODELIST": "n["}, r"SLURM_STEP_NODELIST='n\[': .*hosts"),
+        (TORCHRUN | {"MASTER_PORT": "0"}, "MASTER_PORT='0': .* 1 to 65535"),
+        (SLURM | {"RONDE_PORT": "x"}, "RONDE_PORT='x': .* 1 to 65535"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "RONDE_SIZE: .*JOB_COMPLETION_INDEX=0"),
+        (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, "PET_NPROC_PER_NODE='4': .*torchrun"),
+        ({"TF_CONFIG": "{"}, "TF_CONFIG: .*JSON"),
+        ({"TF_CONFIG": "[" * 100_000}, "TF_CONFIG: .*JSON"),
+        ({"TF_CONFIG": "0"}, "TF_CONFIG='0': .*cluster"),
         (
             TORCHRUN | {"RONDE_LAUNCHER": "slurm"},
-            "RONDE_LAUNCHER='slurm': its variables are not set here",
+            "RONDE_LAUNCHER='slurm': .*variables",
         ),
-        ({"RONDE_LAUNCHER": "mpi"}, "RONDE_LAUNCHER='mpi': must be one of auto, none, ronde, torchrun, openmpi"),
+        ({"RONDE_LAUNCHER": "mpi"}, "RONDE_LAUNCHER='mpi': .*auto, none, ronde, torchrun, openmpi"),
     ],
 )
 def test_bad_variables(env: dict[str, str], text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^{text}") as caught:
         find(env)
-    assert str(caught.value).startswith(text)
-    assert text in describe(env)["problem"]
+    assert str(caught.value) in describe(env)["problem"]
 
 
 @pytest.mark.parametrize("name", sorted(EACH.keys() - {"ronde", "tf_config", "kubernetes"}))

@@ -90,8 +90,8 @@ def test_no_store_of_torchrun() -> None:
     [
         (b"\1", "ended a wait"),
         (b"\0" + struct.pack("=Q", 1 << 40), "sent an invalid answer"),
-        (b"\0" + struct.pack("=Q", 9) + b"short", "failed: it closed the connection"),
-        (b"", "failed: it closed the connection"),
+        (b"\0" + struct.pack("=Q", 9) + b"short", "closed the connection"),
+        (b"", "closed the connection"),
     ],
 )
 def test_store_of_torchrun_that_answers_nonsense(answers: bytes, error: str) -> None:
@@ -197,7 +197,7 @@ def test_library_of_pmix_is_beside_the_launcher(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     assert "libpmix.so.2 was not found" in str(pmix.lacking(nowhere))
     assert "do not" not in str(pmix.lacking(ranks | {"LD_LIBRARY_PATH": str(library.parent)}))
-    assert "the launcher does not speak PMIx" in str(pmix.lacking({"PATH": "/nowhere"}))
+    assert "not speak PMIx" in str(pmix.lacking({"PATH": "/nowhere"}))
 
 
 @pytest.mark.processes
