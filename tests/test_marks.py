@@ -1,4 +1,4 @@
-"""The lists of conftest.py name tests that exist, and tests have the marks that they need."""
+"""The lists of conftest.py name tests that exist, and tests have the marks that they need and match no sentences."""
 
 from __future__ import annotations
 
@@ -54,6 +54,21 @@ def sleeps(node: ast.AST) -> bool:
         return False
     (seconds,) = node.args
     return isinstance(seconds, ast.Constant) and isinstance(seconds.value, (int, float)) and seconds.value > 0.2
+
+
+MATCHED = re.compile(r'match=\w{0,2}"([^"\n]*)"')
+SENTENCE = re.compile(r"[A-Za-z][a-z']+(?:,? [a-z'-]+){4,}")
+
+
+def test_errors_are_told_by_their_facts() -> None:
+    """By names, values and ranks. Five words in a row are a sentence, unless the test itself gives them to an error."""
+    found = []
+    for path in TESTS.rglob("*.py"):
+        text = path.read_text("utf-8")
+        rest = MATCHED.sub("", text)
+        sentences = (words for pattern in MATCHED.findall(text) for words in SENTENCE.findall(pattern))
+        found += [f"{path}: {words}" for words in sentences if words not in rest]
+    assert found == []
 
 
 def test_the_budgets_fit_into_eight_minutes() -> None:

@@ -70,78 +70,78 @@ X = np.zeros(6, np.float32)
 WRAPPED = np.array([-1, 7]).astype(np.uint64)
 """Their sum as NumPy makes it is 6."""
 BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-    ("allreduce", {"x": [1, 2]}, TypeError, r"x=\[1, 2\]: must be an array or a number, not list"),
-    ("allreduce", {"x": "text"}, TypeError, r"x='text': must be an array"),
-    ("allreduce", {"x": np.array([object()])}, TypeError, r"x: dtype object cannot be communicated.*\*_object"),
-    ("allreduce", {"x": np.array(["a"])}, TypeError, r"x: dtype <U1 cannot be communicated"),
-    ("allreduce", {"x": np.zeros(2, "M8[s]")}, TypeError, r"x: dtype datetime64\[s\] cannot be communicated"),
-    ("allreduce", {"x": np.zeros(2, [("a", "f4")])}, TypeError, r"x: dtype .* cannot be communicated"),
-    ("allreduce", {"x": np.zeros(2, ">f4")}, TypeError, r"x: dtype dtype\('>f4'\) is not in native byte order.*astype"),
-    ("allreduce", {"x": X, "op": ["sum"]}, ValueError, r"op=\['sum'\]: must be one of sum"),
-    ("allreduce", {"x": X, "op": "median"}, ValueError, r"op='median': must be one of sum, average, prod"),
-    ("allreduce", {"x": X, "op": "band"}, TypeError, r"op='band': not defined for float32; it allows sum, average"),
-    ("allreduce", {"x": X > 0, "op": "sum"}, TypeError, r"op='sum': not defined for bool; it allows min, max, band"),
-    ("allreduce", {"x": X * 1j, "op": "max"}, TypeError, r"op='max': not defined for complex64"),
-    ("allreduce", {"x": X, "out": np.zeros(5, np.float32)}, ValueError, r"out: has shape \(5,\), must have \(6,\)"),
-    ("allreduce", {"x": X, "out": np.zeros(6)}, TypeError, r"out: has dtype float64, must have float32"),
-    ("allreduce", {"x": X, "out": [0]}, TypeError, r"out=\[0\]: must be an array"),
+    ("allreduce", {"x": [1, 2]}, TypeError, r"x=\[1, 2\]: .*array.* not list"),
+    ("allreduce", {"x": "text"}, TypeError, r"x='text': .*array"),
+    ("allreduce", {"x": np.array([object()])}, TypeError, r"x: dtype object .*\*_object"),
+    ("allreduce", {"x": np.array(["a"])}, TypeError, r"x: dtype <U1 "),
+    ("allreduce", {"x": np.zeros(2, "M8[s]")}, TypeError, r"x: dtype datetime64\[s\] "),
+    ("allreduce", {"x": np.zeros(2, [("a", "f4")])}, TypeError, r"x: dtype \[\('a'"),
+    ("allreduce", {"x": np.zeros(2, ">f4")}, TypeError, r"x: dtype dtype\('>f4'\) .*byte order.*x\.astype"),
+    ("allreduce", {"x": X, "op": ["sum"]}, ValueError, r"op=\['sum'\]: .*sum, "),
+    ("allreduce", {"x": X, "op": "median"}, ValueError, r"op='median': .*sum, average, prod"),
+    ("allreduce", {"x": X, "op": "band"}, TypeError, r"op='band': .*float32; .*sum, average"),
+    ("allreduce", {"x": X > 0, "op": "sum"}, TypeError, r"op='sum': .*bool; .*min, max, band"),
+    ("allreduce", {"x": X * 1j, "op": "max"}, TypeError, r"op='max': .*complex64"),
+    ("allreduce", {"x": X, "out": np.zeros(5, np.float32)}, ValueError, r"out: .*\(5,\).* \(6,\)"),
+    ("allreduce", {"x": X, "out": np.zeros(6)}, TypeError, r"out: .*float64, .*float32"),
+    ("allreduce", {"x": X, "out": [0]}, TypeError, r"out=\[0\]: .*array"),
     ("allreduce", {"x": X, "out": np.broadcast_to(X[:1], 6)}, ValueError, r"out: is read-only"),
-    ("allreduce", {"x": X, "prescale": "2"}, TypeError, r"prescale='2': must be a number"),
-    ("allreduce", {"x": X > 0, "op": "lor", "postscale": 2}, TypeError, r"postscale=2: bool cannot be scaled"),
-    ("allreduce", {"x": X, "timeout": 0}, ValueError, r"timeout=0: must be a positive number of seconds"),
-    ("allreduce", {"x": X, "timeout": float("nan")}, ValueError, r"timeout=nan: must be a positive"),
-    ("allreduce", {"x": X, "algorithm": "rign"}, ValueError, r"algorithm='rign'.*must be one of.*ring"),
-    ("broadcast", {"x": X, "root": 2}, ValueError, r"root=2: must be a rank of this communicator, 0 to 1"),
-    ("broadcast", {"x": X, "root": -1}, ValueError, r"root=-1: must be a rank"),
-    ("broadcast", {"x": X, "root": "0"}, TypeError, r"root='0': must be an int"),
-    ("reduce", {"x": X, "root": 7}, ValueError, r"root=7: must be a rank"),
-    ("gather", {"x": X, "root": 1.0}, TypeError, r"root=1.0: must be an int"),
-    ("scatter", {"x": np.float32(3)}, ValueError, r"x: has no axis to split"),
-    ("scatter", {"x": X, "counts": [1, 2, 3]}, ValueError, r"counts=\[1, 2, 3\]: must be 2 ints, one for each rank"),
-    ("reduce_scatter", {"x": X, "counts": [3, 4]}, ValueError, r"counts=\[3, 4\]: must be at least 0 each and 6 tog"),
-    ("reduce_scatter", {"x": X, "counts": [7, -1]}, ValueError, r"counts=\[7, -1\]: must be at least 0"),
-    ("alltoall", {"x": X[:5]}, ValueError, r"x: its first dimension 5 is not divisible by 2 ranks; give splits="),
-    ("alltoall", {"x": X, "splits": [1.5, 4.5]}, ValueError, r"splits=\[1.5, 4.5\]: must be 2 ints"),
-    ("send", {"x": X, "dst": 2}, ValueError, r"dst=2: must be a rank"),
-    ("send", {"x": X, "dst": 0, "tag": -1}, ValueError, r"tag=-1: must be an int, 0 to 2\*\*31 - 1"),
+    ("allreduce", {"x": X, "prescale": "2"}, TypeError, r"prescale='2': .*number"),
+    ("allreduce", {"x": X > 0, "op": "lor", "postscale": 2}, TypeError, r"postscale=2: bool "),
+    ("allreduce", {"x": X, "timeout": 0}, ValueError, r"timeout=0: .*positive"),
+    ("allreduce", {"x": X, "timeout": float("nan")}, ValueError, r"timeout=nan: .*positive"),
+    ("allreduce", {"x": X, "algorithm": "rign"}, ValueError, r"algorithm='rign'.*ring"),
+    ("broadcast", {"x": X, "root": 2}, ValueError, r"root=2: .*rank.* 0 to 1"),
+    ("broadcast", {"x": X, "root": -1}, ValueError, r"root=-1: .*rank"),
+    ("broadcast", {"x": X, "root": "0"}, TypeError, r"root='0': .* int"),
+    ("reduce", {"x": X, "root": 7}, ValueError, r"root=7: .*rank"),
+    ("gather", {"x": X, "root": 1.0}, TypeError, r"root=1.0: .* int"),
+    ("scatter", {"x": np.float32(3)}, ValueError, r"x: .*axis"),
+    ("scatter", {"x": X, "counts": [1, 2, 3]}, ValueError, r"counts=\[1, 2, 3\]: .*2 ints"),
+    ("reduce_scatter", {"x": X, "counts": [3, 4]}, ValueError, r"counts=\[3, 4\]: .*at least 0 .*6 tog"),
+    ("reduce_scatter", {"x": X, "counts": [7, -1]}, ValueError, r"counts=\[7, -1\]: .*at least 0"),
+    ("alltoall", {"x": X[:5]}, ValueError, r"x: .*first dimension 5 .*2 ranks; .*splits="),
+    ("alltoall", {"x": X, "splits": [1.5, 4.5]}, ValueError, r"splits=\[1.5, 4.5\]: .*2 ints"),
+    ("send", {"x": X, "dst": 2}, ValueError, r"dst=2: .*rank"),
+    ("send", {"x": X, "dst": 0, "tag": -1}, ValueError, r"tag=-1: .* int, 0 to 2\*\*31 - 1"),
     ("recv", {"x": np.broadcast_to(X[:1], 6), "src": 0}, ValueError, r"x: is read-only"),
-    ("broadcast_object", {"obj": lambda: 0}, TypeError, r"obj: a .*function.* that cannot be pickled"),
-    ("split", {"color": "a"}, TypeError, r"color='a': must be an int or None"),
-    ("split", {"color": -2}, ValueError, r"color=-2: must be 0 to"),
-    ("split", {"color": 2**63}, ValueError, r"color=9223372036854775808: must be 0 to"),
-    ("split", {"color": 0, "key": 2**63}, ValueError, r"key=9223372036854775808: must be -2\*\*63 to"),
-    ("split", {"color": 0, "key": np.uint64(2**63)}, ValueError, r"key=9223372036854775808: must be"),
-    ("split", {"color": 0, "key": None}, TypeError, r"key=None: must be an int$"),
-    ("allreduce", {"x": X, "timeout": "5"}, ValueError, r"timeout='5': must be a positive number"),
-    ("allreduce", {"x": X, "timeout": np.float32("nan")}, ValueError, r"timeout=.*nan.*: must be a positive number"),
-    ("allreduce_async", {"x": X, "name": "\ud800"}, ValueError, r"name='.ud800': must not have surrogates"),
-    ("empty", {"shape": 2.5}, TypeError, r"shape=2.5: must be an int"),
-    ("empty", {"shape": (2.5,)}, TypeError, r"shape=\(2.5,\): must be an int"),
-    ("empty", {"shape": "3"}, TypeError, r"shape='3': must be an int"),
-    ("empty", {"shape": (2, -1)}, ValueError, r"shape=\(2, -1\): must be 0 or more"),
+    ("broadcast_object", {"obj": lambda: 0}, TypeError, r"obj: .*function.* pickled"),
+    ("split", {"color": "a"}, TypeError, r"color='a': .* int or None"),
+    ("split", {"color": -2}, ValueError, r"color=-2: .*0 to"),
+    ("split", {"color": 2**63}, ValueError, r"color=9223372036854775808: .*0 to"),
+    ("split", {"color": 0, "key": 2**63}, ValueError, r"key=9223372036854775808: .*-2\*\*63 to"),
+    ("split", {"color": 0, "key": np.uint64(2**63)}, ValueError, r"key=9223372036854775808: .*-2\*\*63 to"),
+    ("split", {"color": 0, "key": None}, TypeError, r"key=None: .* int$"),
+    ("allreduce", {"x": X, "timeout": "5"}, ValueError, r"timeout='5': .*positive"),
+    ("allreduce", {"x": X, "timeout": np.float32("nan")}, ValueError, r"timeout=.*nan.*: .*positive"),
+    ("allreduce_async", {"x": X, "name": "\ud800"}, ValueError, r"name='.ud800': .*surrogates"),
+    ("empty", {"shape": 2.5}, TypeError, r"shape=2.5: .* int"),
+    ("empty", {"shape": (2.5,)}, TypeError, r"shape=\(2.5,\): .* int"),
+    ("empty", {"shape": "3"}, TypeError, r"shape='3': .* int"),
+    ("empty", {"shape": (2, -1)}, ValueError, r"shape=\(2, -1\): .*0 or more"),
     (
         "empty",
         {"shape": (2**40, 2**40), "name": "large"},
         ValueError,
-        r"shape=.*: .* bytes of 2 ranks have no addresses",
+        r"shape=.*: .* bytes of 2 ranks",
     ),
     ("empty", {"shape": 2**45}, RendezvousError, r"cannot make window"),
-    ("recv", {"x": 5, "src": 0}, TypeError, r"x=5: must be an array, not int"),
-    ("grouped_allreduce", {"xs": iter([X])}, TypeError, r"xs=<list_iterator .*: must be a list of arrays"),
-    ("grouped_allgather", {"xs": iter([X])}, TypeError, r"xs=<list_iterator .*: must be a list of arrays"),
-    ("grouped_allreduce", {"xs": None}, TypeError, r"xs=None: must be a list of arrays"),
-    ("grouped_allreduce", {"xs": [X], "out": 5}, TypeError, r"out=5: must be a list of arrays, not int"),
-    ("grouped_allgather", {"xs": [X], "expected": 5}, TypeError, r"expected=5: must be a list of rows"),
-    ("scatter_object", {"objs": 5}, TypeError, r"objs=5: must be a list of objects, not int"),
-    ("allreduce", {"x": X, "op": X}, ValueError, r"op=array\(.*must be one of sum"),
-    ("allreduce", {"x": X, "algorithm": ["ring"]}, ValueError, r"algorithm=\['ring'\]: .*must be one of.*ring"),
-    ("barrier", {"algorithm": ["ring"]}, ValueError, r"algorithm=\['ring'\]: .*must be one of"),
-    ("reduce_scatter", {"x": X, "counts": WRAPPED}, ValueError, r"counts=.*: must be at least 0 each and 6 tog"),
-    ("alltoall", {"x": X, "splits": WRAPPED}, ValueError, r"splits=.*: must be at least 0"),
-    ("recv", {"src": 0, "status": {}}, TypeError, r"status=\{\}: must be a Status, not dict"),
-    ("recv_object", {"src": 0, "pickler": 5}, TypeError, r"pickler=5: must have functions dumps and loads"),
-    ("send_object", {"obj": 1, "dst": 0, "pickler": 5}, TypeError, r"pickler=5: must have functions"),
-    ("allgather_object", {"obj": 1, "pickler": 5}, TypeError, r"pickler=5: must have functions"),
+    ("recv", {"x": 5, "src": 0}, TypeError, r"x=5: .*array.* not int"),
+    ("grouped_allreduce", {"xs": iter([X])}, TypeError, r"xs=<list_iterator .*: .*list of arrays"),
+    ("grouped_allgather", {"xs": iter([X])}, TypeError, r"xs=<list_iterator .*: .*list of arrays"),
+    ("grouped_allreduce", {"xs": None}, TypeError, r"xs=None: .*list of arrays"),
+    ("grouped_allreduce", {"xs": [X], "out": 5}, TypeError, r"out=5: .*list of arrays.* not int"),
+    ("grouped_allgather", {"xs": [X], "expected": 5}, TypeError, r"expected=5: .*list of rows"),
+    ("scatter_object", {"objs": 5}, TypeError, r"objs=5: .*list of objects.* not int"),
+    ("allreduce", {"x": X, "op": X}, ValueError, r"op=array\(.*: .*sum, "),
+    ("allreduce", {"x": X, "algorithm": ["ring"]}, ValueError, r"algorithm=\['ring'\]: .*circulant.*ring"),
+    ("barrier", {"algorithm": ["ring"]}, ValueError, r"algorithm=\['ring'\]: .*dissemination"),
+    ("reduce_scatter", {"x": X, "counts": WRAPPED}, ValueError, r"counts=.*: .*at least 0 .*6 tog"),
+    ("alltoall", {"x": X, "splits": WRAPPED}, ValueError, r"splits=.*: .*at least 0"),
+    ("recv", {"src": 0, "status": {}}, TypeError, r"status=\{\}: .*Status, not dict"),
+    ("recv_object", {"src": 0, "pickler": 5}, TypeError, r"pickler=5: .*dumps and loads"),
+    ("send_object", {"obj": 1, "dst": 0, "pickler": 5}, TypeError, r"pickler=5: .*dumps and loads"),
+    ("allgather_object", {"obj": 1, "pickler": 5}, TypeError, r"pickler=5: .*dumps and loads"),
 ]
 
 
@@ -300,7 +300,7 @@ def test_arrays_of_other_rows_are_a_mismatch_that_all_ranks_see_alike(three: Wor
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_calls_that_do_not_fit_together_are_a_mismatch_on_every_rank(transport: str, mine: Any, theirs: Any) -> None:
     def body(comm: Communicator) -> list[str]:
-        with pytest.raises(MismatchError, match="the ranks' calls do not fit together") as caught:
+        with pytest.raises(MismatchError) as caught:
             (theirs if comm.rank == 1 else mine)(comm)
         assert comm.failure is not None
         *rows, noticed = str(caught.value).splitlines()[1:]
@@ -321,7 +321,7 @@ def test_timeouts_are_numbers_of_any_kind(two: World, number: Any) -> None:
         assert comm.allreduce(1, timeout=number) == 2
         assert comm.allreduce_async(1).wait(number) == 2
         work = comm.recv_async(np.empty(1), comm.rank)
-        with pytest.raises(TypeError, match="timeout='5': must be a number of seconds"):
+        with pytest.raises(TypeError, match=r"timeout='5': .*seconds"):
             work.wait("5")  # type: ignore[arg-type]
         comm.send_async(np.ones(1), comm.rank).wait(number)
         assert work.wait(number) == 1
@@ -444,7 +444,7 @@ def test_grouped(two: World) -> None:
             assert np.shape(result) == np.shape(x)
         outs = [np.empty(3), np.empty((2, 2), np.int32)]
         assert comm.grouped_allreduce(xs[:2], out=outs)[1] is outs[1]
-        with pytest.raises(ValueError, match="out: has 2 arrays, must have 4"):
+        with pytest.raises(ValueError, match=r"out: .*2 arrays.* 4"):
             comm.grouped_allreduce(xs, out=outs)
         gathered = comm.grouped_allgather([np.full(comm.rank, 7), np.ones((1, 2))])
         assert [part.shape for part in gathered] == [(1,), (2, 2)]
@@ -572,7 +572,7 @@ def test_a_message_that_does_not_fit_is_lost_and_nothing_else(two: World) -> Non
             comm.send(np.zeros(4, np.int64), 1)
         else:
             for _ in range(2):
-                with pytest.raises(MismatchError, match="receive from rank 0: expected 4 elements of float64"):
+                with pytest.raises(MismatchError, match=r"receive from rank 0: .*4 elements of float64"):
                     comm.recv(np.empty(4), 0)
 
     two.run(body)
@@ -640,18 +640,14 @@ def test_local_and_cross_ranks() -> None:
         assert ronde.allgather_object("x") == ["x"]
         assert ronde.init() is world
         assert ronde.init(transport="local", config={"timeout": 1800}, rank=0) is world
-        with pytest.raises(
-            RuntimeError, match=r"differs: timeout=5.0 \(the world has 1800.0\), size=2 \(the world has 1\)"
-        ):
+        with pytest.raises(RuntimeError, match=r"differs: timeout=5.0 \(.*1800.0\), size=2 \(.* 1\)"):
             ronde.init(config={"timeout": 5.0}, size=2)
-        with pytest.raises(RuntimeError, match=r"ProcessSet\(\[1\]\) \(the world does not have it: use"):
+        with pytest.raises(RuntimeError, match=r"ProcessSet\(\[1\]\) \(.*world"):
             ronde.init(process_sets=[[0], [1]])
-        with pytest.raises(RuntimeError, match=r"differs: tcp=.*spin_us=0.*the world has .*spin_us"):
+        with pytest.raises(RuntimeError, match=r"differs: tcp=.*spin_us=0.*world .*spin_us"):
             ronde.init(config={"tcp": {"spin_us": 0}})
         for attempt in (pickle.dumps, copy.deepcopy):
-            with pytest.raises(
-                TypeError, match=r"Communicator.* cannot be pickled or copied: it belongs to this process"
-            ):
+            with pytest.raises(TypeError, match=r"Communicator.* .*pickled"):
                 attempt(world)
     finally:
         ronde.shutdown()
@@ -676,7 +672,7 @@ def test_objects(three: World) -> None:
 
 def test_objects_are_refused_on_links_that_are_not_authenticated(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(comm: Communicator) -> None:
-        with pytest.raises(TransportError, match="not authenticated: give the job a secret"):
+        with pytest.raises(TransportError, match=r"not authenticated: .*secret"):
             comm.allgather_object({})
 
     with world_of("local", 2) as world:
@@ -694,7 +690,7 @@ def test_abort_reaches_every_rank_and_the_first_cause_stays() -> None:
             comm.abort("the data set is empty")
             comm.abort("another reason")
         for _ in range(2):
-            with pytest.raises(AbortedError, match="rank 2 aborted: the data set is empty"):
+            with pytest.raises(AbortedError, match=r"rank 2 .*data set is empty"):
                 comm.allreduce(np.zeros(3))
         with pytest.raises(AbortedError):
             comm.allreduce_async(np.zeros(3)).wait()
@@ -844,9 +840,9 @@ def test_ops_have_the_names_of_other_libraries_too(worlds: Worlds) -> None:
         np.testing.assert_array_equal(comm.allreduce(x, mixed), expected)  # type: ignore[arg-type]
         named = comm.allreduce_async(x, mixed, name="x")  # type: ignore[call-overload]
         np.testing.assert_array_equal(named.wait(), expected)
-        with pytest.raises(ValueError, match="op='average': is not for scan"):
+        with pytest.raises(ValueError, match=r"op='average': .*scan"):
             comm.scan(x, "mean")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"op=\['mean'\]: must be one of sum, "):
+        with pytest.raises(ValueError, match=r"op=\['mean'\]: .*sum, "):
             comm.allreduce(x, ["mean"])  # type: ignore[arg-type]
 
     worlds.get("local", 3).run(body)

@@ -48,7 +48,7 @@ def test_a_working_directory_that_was_removed(tmp_path: Path, monkeypatch: pytes
     folder.rmdir()
     assert Config.load(environment={}) == Config.load(environment={"RONDE_CONFIG": ""}) == Config()
     assert "wdir" not in info._environment([])
-    with pytest.raises(ConfigError, match="the working directory, in which the ranks begin, has been removed"):
+    with pytest.raises(ConfigError, match="working directory"):
         folder_here()
 
 
@@ -64,28 +64,28 @@ def test_options_of_transports_and_of_those_inside_them(tmp_path: Path) -> None:
 
 
 BAD: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
-    ("", {"RONDE_TIMEOUT": "soon"}, {}, r"timeout='soon' \(from environment RONDE_TIMEOUT\): must be a number"),
-    ("", {"RONDE_TIMEOUT": "-1"}, {}, r"timeout=-1.0: must be a positive number of seconds, at most.*RONDE_TIMEOUT"),
-    ("", {"RONDE_HEARTBEAT": "0.1"}, {}, r"heartbeat=0.1: must be 0 \(never\) or 0.5 to 1e\+09 seconds"),
-    ("", {"RONDE_TIMEOUT": "1e12"}, {}, r"timeout=1.*: must be a positive number of seconds, at most 1e\+09"),
-    ("", {"RONDE_CONNECT_TIMEOUT": "nan"}, {}, "connect_timeout=nan: must be a positive number of seconds"),
-    ("", {}, {"join_timeout": 1e300}, "join_timeout=.*: must be a positive number of seconds, at most"),
-    ("", {}, {"stall": 1e12}, "stall=1000000000000.0: must be 0"),
-    ("", {}, {"fusion_bytes": 10**23}, "fusion_bytes=1.*: must be 0 .* to 281474976710656 bytes"),
-    ("", {}, {"stage_bytes": 64 * 10**20}, "stage_bytes=64.*: must be a multiple of 64, 4096 to 281474976710656, or 0"),
-    ("", {}, {"heartbeat": float("inf")}, r"heartbeat=inf: must be 0"),
-    ("", {}, {"stall": -1}, r"stall=-1.0: must be 0 \(never\) or a positive number of seconds"),
-    ("", {"RONDE_REPRODUCIBLE": "perhaps"}, {}, r"reproducible='perhaps'.*must be yes or no"),
-    ("", {"RONDE_TRANSPORT": "tpc"}, {}, r"transport='tpc': unknown \(did you mean 'tcp'\?\); must be one of auto"),
-    ("", {}, {"transport": 3}, r"transport=3 \(from argument\): must be text"),
-    ("", {}, {"timout": 3}, r"no setting 'timout' \(from argument\) \(did you mean 'timeout'\?\)"),
+    ("", {"RONDE_TIMEOUT": "soon"}, {}, r"timeout='soon' \(from environment RONDE_TIMEOUT\): .*number"),
+    ("", {"RONDE_TIMEOUT": "-1"}, {}, r"timeout=-1.0: .*positive.*RONDE_TIMEOUT"),
+    ("", {"RONDE_HEARTBEAT": "0.1"}, {}, r"heartbeat=0.1: .*0 \(never\) or 0.5 to 1e\+09 seconds"),
+    ("", {"RONDE_TIMEOUT": "1e12"}, {}, r"timeout=1.*: .*positive.* 1e\+09"),
+    ("", {"RONDE_CONNECT_TIMEOUT": "nan"}, {}, "connect_timeout=nan: .*positive"),
+    ("", {}, {"join_timeout": 1e300}, r"join_timeout=.*: .*positive.* 1e\+09"),
+    ("", {}, {"stall": 1e12}, r"stall=1000000000000.0: .*0 \(never\).* 1e\+09"),
+    ("", {}, {"fusion_bytes": 10**23}, "fusion_bytes=1.*: .*0 .* to 281474976710656 bytes"),
+    ("", {}, {"stage_bytes": 64 * 10**20}, "stage_bytes=64.*: .*multiple of 64, 4096 to 281474976710656"),
+    ("", {}, {"heartbeat": float("inf")}, r"heartbeat=inf: .*0 \(never\)"),
+    ("", {}, {"stall": -1}, r"stall=-1.0: .*0 \(never\) or .*positive"),
+    ("", {"RONDE_REPRODUCIBLE": "perhaps"}, {}, r"reproducible='perhaps'.*yes or no"),
+    ("", {"RONDE_TRANSPORT": "tpc"}, {}, r"transport='tpc': .*'tcp'.*auto"),
+    ("", {}, {"transport": 3}, r"transport=3 \(from argument\): .*text"),
+    ("", {}, {"timout": 3}, r"no setting 'timout' \(from argument\) .*'timeout'"),
     ("", {"RONDE_TCP_INTERFAC": "lo"}, {}, r"no setting 'interfac' \(from environment RONDE_TCP_INTERFAC\)"),
-    ("", {"RONDE_CONFIG": "/nowhere.toml"}, {}, r"RONDE_CONFIG='/nowhere.toml': there is no such file"),
-    ("stage_bytes = 100", {}, {}, r"stage_bytes=100: must be a multiple of 64.*ronde.toml"),
-    ("timeout = [1]", {}, {}, r"timeout=\[1\] \(from file .*ronde.toml\): must be a number"),
-    ("[tpc]\nx = 1", {}, {}, r"\[tpc\] is not a transport \(did you mean 'tcp'\?\)"),
-    ("[tcp]\npeer_timeout = 'x'", {}, {}, r"peer_timeout='x' \(from file .*\[tcp\]\): must be a number"),
-    ("not toml", {}, {}, r"ronde.toml: cannot be read as TOML"),
+    ("", {"RONDE_CONFIG": "/nowhere.toml"}, {}, r"RONDE_CONFIG='/nowhere.toml': .*no such file"),
+    ("stage_bytes = 100", {}, {}, r"stage_bytes=100: .*multiple of 64.*ronde.toml"),
+    ("timeout = [1]", {}, {}, r"timeout=\[1\] \(from file .*ronde.toml\): .*number"),
+    ("[tpc]\nx = 1", {}, {}, r"\[tpc\] .*transport .*'tcp'"),
+    ("[tcp]\npeer_timeout = 'x'", {}, {}, r"peer_timeout='x' \(from file .*\[tcp\]\): .*number"),
+    ("not toml", {}, {}, r"ronde.toml: .*TOML"),
 ]
 
 
@@ -95,7 +95,7 @@ def test_a_bad_value_is_named_with_its_source(
 ) -> None:
     if text:
         (tmp_path / "ronde.toml").write_text(text)
-    with pytest.raises(ConfigError, match=f"(?s){message}"):
+    with pytest.raises(ConfigError, match=rf"(?s){message}"):
         load(tmp_path, environment, arguments)
 
 
@@ -107,17 +107,17 @@ def test_misspelt_variables_are_found() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rank": 0}, "size, store missing; rank, size and store must be given together"),
+        ({"rank": 0}, "size, store missing"),
         ({"rank": 0, "size": 1, "store": "ftp://x"}, "ftp"),
-        ({"rank": 0, "size": 2, "store": "memory:"}, "store='memory:': is in this process alone, where 2 ranks"),
-        ({"rank": "0", "size": 2, "store": "memory:"}, "init: rank='0': must be an integer, 0 or more"),
-        ({"rank": True, "size": 2, "store": "memory:"}, "init: rank=True: must be an integer"),
-        ({"rank": 0, "size": "2", "store": "memory:"}, "init: size='2': must be an integer, 1 or more"),
-        ({"rank": 0.0, "size": 1, "store": "memory:"}, "init: rank=0.0: must be an integer"),
-        ({"rank": 2, "size": 2, "store": "memory:"}, "init: rank=2: must be less than size=2"),
-        ({"rank": 0, "size": 1, "store": 5}, "init: store=5: must be a Store, or the URL of one"),
-        ({"config": 3}, "config=3: must be a Config or a mapping"),
-        ({"config": Config(), "transport": "tcp"}, "transport='tcp': give it in the Config"),
+        ({"rank": 0, "size": 2, "store": "memory:"}, "store='memory:': .*2 ranks"),
+        ({"rank": "0", "size": 2, "store": "memory:"}, "init: rank='0': .* 0 or more"),
+        ({"rank": True, "size": 2, "store": "memory:"}, "init: rank=True: .* integer"),
+        ({"rank": 0, "size": "2", "store": "memory:"}, "init: size='2': .* 1 or more"),
+        ({"rank": 0.0, "size": 1, "store": "memory:"}, "init: rank=0.0: .* integer"),
+        ({"rank": 2, "size": 2, "store": "memory:"}, "init: rank=2: .*less than size=2"),
+        ({"rank": 0, "size": 1, "store": 5}, "init: store=5: .*Store, or the URL of one"),
+        ({"config": 3}, "config=3: .*Config or a mapping"),
+        ({"config": Config(), "transport": "tcp"}, "transport='tcp': .*Config"),
         ({"transport": "nccl2"}, "transport='nccl2': unknown"),
     ],
 )

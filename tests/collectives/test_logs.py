@@ -55,7 +55,7 @@ def test_a_world_logs_its_start_and_its_plans(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_bad_level_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="log_level='loud': must be one of debug, info, warning, error, or empty"):
+    with pytest.raises(ConfigError, match=r"log_level='loud': .*debug, info, warning, error"):
         collectives.Config.load({"log_level": "loud"})
     assert all(collectives.Config.load({"log_level": level}) for level in LEVELS)
 

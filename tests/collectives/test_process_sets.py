@@ -114,7 +114,7 @@ def test_without_a_world_nothing_is_known() -> None:
         assert process_set.ranks == ranks
         assert process_set.process_set_id is None
         assert process_set.size() is process_set.rank() is process_set.included() is None
-        with pytest.raises(ValueError, match="there is no world"):
+        with pytest.raises(ValueError, match=r"ronde\.init\(\)"):
             process_set.communicator  # noqa: B018
 
 
@@ -130,7 +130,7 @@ def test_bad_ranks_are_refused_before_anything_is_done(four: World, bad: list[in
 
 @pytest.mark.parametrize("bad", [[0.5], ["a"], [True]])
 def test_ranks_are_ints(bad: list[Any]) -> None:
-    with pytest.raises(TypeError, match="must be ints"):
+    with pytest.raises(TypeError, match=r"ranks=.*: .*ints"):
         ProcessSet(bad)
 
 
@@ -138,12 +138,12 @@ def test_a_set_is_added_once(four: World) -> None:
     def body(comm: Any) -> None:
         pair = add_process_set(ProcessSet([2, 0]))
         for again in ([0, 2], pair, [3, 2, 1, 0]):
-            with pytest.raises(ValueError, match="already"):
+            with pytest.raises(ValueError, match=r"ranks=.*process set"):
                 add_process_set(again)
         if comm.rank == 1:
-            with pytest.raises(ValueError, match="rank 1 is not in it"):
+            with pytest.raises(ValueError, match=r"\[0, 2\].*: rank 1 "):
                 pair.communicator  # noqa: B018
-            with pytest.raises(ValueError, match="rank 1 is not in the process set"):
+            with pytest.raises(ValueError, match=r"rank 1 .*\[0, 2\]"):
                 pair.rank()
         first = pair.process_set_id
         assert remove_process_set(pair)
@@ -206,7 +206,7 @@ def test_init_adds_sets_and_shutdown_closes_them() -> None:
     finally:
         shutdown()
     assert alone.process_set_id is None
-    with pytest.raises(ValueError, match="ranks of the world"):
+    with pytest.raises(ValueError, match=r"ranks=\[1\]: .* 0 to 0"):
         init(transport="local", process_sets=[[0], [1]])
     assert global_process_set.ranks is None
     shutdown()

@@ -108,25 +108,25 @@ def test_the_command_takes_layers(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("m.csv", "", "has no layers"),
-        ("m.csv", "name, bytes\na, 1\n", r"m.csv, line 1: 'backward' is missing"),
-        ("m.csv", "name, bytes, backwards\na, 1, 2\n", r"line 1: has 'backwards'; allowed are name, bytes"),
-        ("m.csv", "name, bytes, backward, bytes\na, 1, 2, 3\n", r"line 1: .*each column must be there once"),
-        ("m.csv", "name, bytes, backward\n\na, 1\n", r"line 3: has 2 values, must have 3"),
-        ("m.csv", "name, bytes, backward\na, 1.5, 2\n", r"line 2: bytes='1.5': must be a number of bytes"),
-        ("m.csv", f"name, bytes, backward\na, {10**30}, 2\n", r"line 2: bytes='10*': must be .*, 0 to 1024T"),
-        ("m.toml", f"[[layers]]\nname='a'\nbytes={2**51}\nbackward=1\n", r"bytes=\d*: must be .*, 0 to 1024T"),
-        ("m.csv", f"name, bytes, backward\n{'a' * 200_000}, 1, 2\n", r"m.csv: cannot be read as CSV: field larger"),
-        ("m.csv", "name, bytes, backward\na, 1, -2\n", r"line 2: backward='-2': must be seconds"),
-        ("m.csv", "name, bytes, backward\na, 1, inf\n", r"line 2: backward='inf': must be seconds"),
-        ("m.csv", "name, bytes, backward\na, 1, 2\na, 1, 2\n", r"line 3: name='a': must be a name that no other"),
-        ("m.csv", "name, bytes, backward\na, 0, 2\n", "no layer has bytes"),
-        ("m.toml", "layers = 3 4\n", r"m.toml: cannot be read as TOML: .*line 1"),
-        ("m.toml", "layers = 3", r"must be tables \[\[layers\]\]"),
+        ("m.csv", "", "no layers"),
+        ("m.csv", "name, bytes\na, 1\n", r"m.csv, line 1: 'backward' "),
+        ("m.csv", "name, bytes, backwards\na, 1, 2\n", r"line 1: .*'backwards'; .*name, bytes"),
+        ("m.csv", "name, bytes, backward, bytes\na, 1, 2, 3\n", r"line 1: .*column .*once"),
+        ("m.csv", "name, bytes, backward\n\na, 1\n", r"line 3: .*2 values, .*3"),
+        ("m.csv", "name, bytes, backward\na, 1.5, 2\n", r"line 2: bytes='1.5': .*number of bytes"),
+        ("m.csv", f"name, bytes, backward\na, {10**30}, 2\n", r"line 2: bytes='10*': .*, 0 to 1024T"),
+        ("m.toml", f"[[layers]]\nname='a'\nbytes={2**51}\nbackward=1\n", r"bytes=\d*: .*, 0 to 1024T"),
+        ("m.csv", f"name, bytes, backward\n{'a' * 200_000}, 1, 2\n", r"m.csv: .*CSV: field larger"),
+        ("m.csv", "name, bytes, backward\na, 1, -2\n", r"line 2: backward='-2': .*seconds"),
+        ("m.csv", "name, bytes, backward\na, 1, inf\n", r"line 2: backward='inf': .*seconds"),
+        ("m.csv", "name, bytes, backward\na, 1, 2\na, 1, 2\n", r"line 3: name='a': "),
+        ("m.csv", "name, bytes, backward\na, 0, 2\n", "no layer .*bytes"),
+        ("m.toml", "layers = 3 4\n", r"m.toml: .*TOML: .*line 1"),
+        ("m.toml", "layers = 3", r"tables \[\[layers\]\]"),
         ("m.toml", "layer = 3", "has 'layer'"),
-        ("m.toml", "[[layers]]\nname = 'a'\nbytes = true\nbackward = 1", r"\[\[layers\]\] 1: bytes=True: must be"),
-        ("m.toml", "[[layers]]\nname = 'a'\nbytes = 4\nbackward = []", r"backward=\[\]: must be seconds"),
-        ("m.json", "{}", r"must be a file .csv or .toml"),
+        ("m.toml", "[[layers]]\nname = 'a'\nbytes = true\nbackward = 1", r"\[\[layers\]\] 1: bytes=True: "),
+        ("m.toml", "[[layers]]\nname = 'a'\nbytes = 4\nbackward = []", r"backward=\[\]: .*seconds"),
+        ("m.json", "{}", r".*\.csv or \.toml"),
     ],
 )
 def test_bad_tables_of_layers(name: str, text: str, message: str, tmp_path: Path) -> None:
@@ -136,14 +136,14 @@ def test_bad_tables_of_layers(name: str, text: str, message: str, tmp_path: Path
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--layers .*none.csv: cannot be read"):
+    with pytest.raises(ConfigError, match=r"--layers .*none.csv: .*No such file"):
         read_layers(tmp_path / "none.csv")
-    with pytest.raises(ConfigError, match=r"none: must be a directory"):
+    with pytest.raises(ConfigError, match=r"none: .*directory"):
         read_trace(tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"has no file \*.json"):
+    with pytest.raises(ConfigError, match=r"--trace .*\*\.json"):
         read_trace(tmp_path)
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"other.json: is not the timeline of a rank"):
+    with pytest.raises(ConfigError, match=r"other.json: .*timeline"):
         read_trace(tmp_path)
 
 
@@ -157,7 +157,7 @@ def copied(recorded: Path, target: Path, change: Any) -> None:
 
 def test_traces_that_do_not_suffice(recorded: Path, tmp_path: Path) -> None:
     (tmp_path / "t.rank0.json").write_bytes((recorded / "t.rank0.json").read_bytes())
-    with pytest.raises(ConfigError, match=r"the timelines of ranks \[1\] of 2 are missing"):
+    with pytest.raises(ConfigError, match=r"timelines of ranks \[1\] of 2"):
         read_trace(tmp_path)
 
     def forget(events: list[dict[str, Any]]) -> None:
@@ -165,14 +165,14 @@ def test_traces_that_do_not_suffice(recorded: Path, tmp_path: Path) -> None:
             event.get("args", {}).pop("signature", None)
 
     copied(recorded, tmp_path, forget)
-    with pytest.raises(ConfigError, match="'parameters' has no signature: an older version"):
+    with pytest.raises(ConfigError, match=r"'parameters' .*no signature"):
         read_trace(tmp_path)
 
     def once(events: list[dict[str, Any]]) -> None:
         events[:] = [event for event in events if event.get("name") not in ("first", "second")]
 
     copied(recorded, tmp_path, once)
-    with pytest.raises(ConfigError, match="rank 0 has no complete second step"):
+    with pytest.raises(ConfigError, match=r"rank 0 .*no .*step"):
         read_trace(tmp_path)
 
     def spoil(events: list[dict[str, Any]]) -> None:
@@ -181,7 +181,7 @@ def test_traces_that_do_not_suffice(recorded: Path, tmp_path: Path) -> None:
                 event["args"]["signature"]["dtypes"] = ["float33"]
 
     copied(recorded, tmp_path, spoil)
-    with pytest.raises(ConfigError, match="'parameters': has no readable signature"):
+    with pytest.raises(ConfigError, match=r"'parameters': .*readable signature"):
         read_trace(tmp_path)
 
 

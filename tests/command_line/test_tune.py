@@ -82,5 +82,5 @@ def test_a_written_table_can_be_read(tmp_path: Path) -> None:
 def test_costs_replace_those_of_the_model() -> None:
     table = Rules((), (Costs(gamma=7.0), Costs("tcp", alpha=1.0, copy=2.0), Costs("shm", beta=3.0)))
     assert table.model(Model(), "tcp") == Model(alpha=1.0, gamma=7.0, copy=2.0)
-    with pytest.raises(ConfigError, match=r"alpha=-1\.0: must be a positive number of seconds"):
+    with pytest.raises(ConfigError, match=r"alpha=-1\.0: .*positive"):
         Costs(alpha=-1.0)

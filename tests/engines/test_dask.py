@@ -82,9 +82,9 @@ def test_output_and_progress_have_the_rank(dask_client: Any, capsys: pytest.Capt
     def no_number() -> None:
         engine.report_progress(1, "many")  # type: ignore[arg-type]
 
-    with pytest.raises(TypeError, match="report_progress: total='many': must be a number"):
+    with pytest.raises(TypeError, match=r"report_progress: total='many': .*number"):
         engine.run(dask_client, no_number, np=1)
-    with pytest.raises(RuntimeError, match="is not a rank of"):
+    with pytest.raises(RuntimeError, match=r"report_progress: .*ronde\.dask\.run"):
         engine.report_progress(1, 2)
 
 
@@ -254,7 +254,7 @@ def test_all_at_once_or_not_at_all(dask_client: Any, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(engine.run, dask_client, waits, np=3)
         eventually(lambda: len(list(tmp_path.iterdir())) == 3)
-        with pytest.raises(DeadlineExceeded, match="not free in time; those of other jobs: tcp://"):
+        with pytest.raises(DeadlineExceeded, match="other jobs: tcp://"):
             engine.run(dask_client, collectives.size, np=2, timeout=0.3)
         (tmp_path / "go").touch()
         job.result(SECONDS)
@@ -311,7 +311,7 @@ def test_a_killed_worker_is_named(dask_client: Any) -> None:
         collectives.barrier()
 
     begun = time.monotonic()
-    with pytest.raises(engine.WorkerLost, match=r"rank 1 \(worker tcp://.*, pid \d+\) was lost"):
+    with pytest.raises(engine.WorkerLost, match=r"rank 1 \(worker tcp://.*, pid \d+\)"):
         engine.run(dask_client, waits, np=2)
     assert time.monotonic() - begun < SECONDS
     dask_client.wait_for_workers(4, timeout=SECONDS)
@@ -330,7 +330,7 @@ def test_a_worker_that_is_killed_from_outside_is_named(dask_client: Any, tmp_pat
         eventually(lambda: len(list(tmp_path.iterdir())) == 3)
         pid = next(int(path.name.partition("-")[2]) for path in tmp_path.glob("2-*"))
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(engine.WorkerLost, match=rf"rank 2 \(worker tcp://.*, pid {pid}\) was lost"):
+        with pytest.raises(engine.WorkerLost, match=rf"rank 2 \(worker tcp://.*, pid {pid}\)"):
             job.result(SECONDS)
     dask_client.wait_for_workers(4, timeout=SECONDS)
     assert engine.run(dask_client, collectives.size) == [4] * 4
@@ -340,17 +340,17 @@ def test_a_worker_that_is_killed_from_outside_is_named(dask_client: Any, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        ({"np": 0}, ValueError, "np=0: must be an integer"),
-        ({"np": 9}, ValueError, "np=9: there are 4 workers"),
-        ({"workers": ["tcp://127.0.0.1:1"]}, ValueError, "the cluster has no tcp://127.0.0.1:1"),
+        ({"np": 0}, ValueError, "np=0: .* integer"),
+        ({"np": 9}, ValueError, "np=9: .*4 workers"),
+        ({"workers": ["tcp://127.0.0.1:1"]}, ValueError, "no tcp://127.0.0.1:1"),
         ({"workers": []}, ValueError, r"workers=\[\]"),
         ({"workers": 3}, ValueError, "workers=3"),
         ({"workers": ["tcp://127.0.0.1:1"] * 2}, ValueError, "tcp://127.0.0.1:1 twice"),
         ({"env": {"A": None}}, TypeError, "env: 'A': None"),
         ({"timeout": 0}, ValueError, "timeout=0"),
-        ({"args": "abc"}, TypeError, "args='abc': must be a sequence of the arguments of function"),
-        ({"function": 3}, TypeError, "function=3: must be callable"),
-        ({"client": 3}, TypeError, "client=3: must be a distributed.Client"),
+        ({"args": "abc"}, TypeError, "args='abc': .*sequence"),
+        ({"function": 3}, TypeError, "function=3: .*callable"),
+        ({"client": 3}, TypeError, "client=3: .*distributed.Client"),
     ],
 )
 def test_bad_arguments(dask_client: Any, arguments: dict[str, Any], kind: type[Exception], text: str) -> None:

@@ -114,7 +114,7 @@ def test_an_executable_stays_between_calls() -> None:
         return float(collectives.allreduce(np.array([counter.value]))[0])
 
     executor = engine.RayExecutor(num_workers=2)
-    with pytest.raises(RuntimeError, match="call start first"):
+    with pytest.raises(RuntimeError, match=r"executor .*start"):
         executor.run(int)
     executor.start(Counter, [10])
     try:
@@ -122,7 +122,7 @@ def test_an_executable_stays_between_calls() -> None:
         assert executor.execute(add) == [25, 25]
         assert executor.execute_single(lambda counter: counter.value) == 12
         assert ray.get(executor.run_remote(collectives.size)) == [2, 2]
-        with pytest.raises(RuntimeError, match="started before"):
+        with pytest.raises(RuntimeError, match=r"start: .*shutdown"):
             executor.start()
     finally:
         executor.shutdown()
@@ -161,7 +161,7 @@ def test_the_error_of_a_function_is_that_of_its_rank() -> None:
         assert f"in {function.__name__}" in notes
         assert "\x1b" not in notes
         eventually(lambda pids=pids: all(map(ended, pids)))
-        with pytest.raises(RuntimeError, match="call start first"):
+        with pytest.raises(RuntimeError, match=r"executor .*start"):
             executor.run(function)
     eventually(all_is_free)
 
@@ -194,7 +194,7 @@ def test_e4_an_error_that_cannot_be_unpickled_keeps_its_name(way: str) -> None:
 
 def test_results_that_cannot_be_sent() -> None:
     with (
-        pytest.raises(TypeError, match="the result of rank 0 cannot be pickled"),
+        pytest.raises(TypeError, match=r"result of rank 0 .*pickled"),
         engine.RayExecutor(num_workers=1) as executor,
     ):
         executor.run(threading.Lock)
@@ -210,7 +210,7 @@ def test_a_killed_worker_is_named() -> None:
     executor.start()
     pids = executor.pids
     begun = time.monotonic()
-    with pytest.raises(engine.WorkerLost, match=rf"rank 1 \(node .*, pid {pids[1]}\) was lost"):
+    with pytest.raises(engine.WorkerLost, match=rf"rank 1 \(node .*, pid {pids[1]}\)"):
         executor.run(waits)
     assert time.monotonic() - begun < SECONDS
     eventually(lambda: all(map(ended, pids)))
@@ -235,7 +235,7 @@ def test_a_lost_node_is_named(ray_cluster: Any, tmp_path: Path) -> None:
     rank = next(rank for rank, pid in enumerate(pids) if parent(pid) == raylet)
     thread = threading.Thread(target=lose)
     thread.start()
-    with pytest.raises(engine.WorkerLost, match=rf"rank {rank} \(node .*, pid {pids[rank]}\) was lost"):
+    with pytest.raises(engine.WorkerLost, match=rf"rank {rank} \(node .*, pid {pids[rank]}\)"):
         executor.run(waits)
     thread.join()
     eventually(lambda: all(map(ended, [raylet, *pids])))
@@ -326,7 +326,7 @@ def test_twenty_jobs_in_turn_leave_nothing() -> None:
 
 def test_workers_that_do_not_fit() -> None:
     settings = engine.RayExecutor.create_settings(placement_group_timeout_s=0.5)
-    with pytest.raises(DeadlineExceeded, match=r"did not place 9 workers with 1 CPU within 0.5 s; .* 4 CPU"):
+    with pytest.raises(DeadlineExceeded, match=r"9 workers .*1 CPU .*0\.5 s; .* 4 CPU"):
         engine.RayExecutor(settings, num_workers=9).start()
     eventually(all_is_free)
 
@@ -338,9 +338,9 @@ def test_workers_that_do_not_fit() -> None:
         ({"num_workers": 2, "num_hosts": 2}, "num_workers, num_hosts"),
         ({"num_workers": 0}, "num_workers=0"),
         ({"num_hosts": 1, "num_workers_per_host": 0}, "num_workers_per_host=0"),
-        ({"num_workers": 1, "gpus_per_worker": 1}, "needs use_gpu=True"),
+        ({"num_workers": 1, "gpus_per_worker": 1}, "use_gpu=True"),
         ({"num_workers": 1, "cpus_per_worker": -1}, "cpus_per_worker=-1"),
-        ({"num_workers": 1, "cpus_per_worker": 0}, "without GPUs"),
+        ({"num_workers": 1, "cpus_per_worker": 0}, "cpus_per_worker=0: .*GPUs"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], text: str) -> None:
@@ -407,7 +407,7 @@ def test_elastic_starts_again_without_the_lost_worker(tmp_path: Path) -> None:
         (tmp_path / "begun").unlink()
         with pytest.raises(engine.WorkerLost, match="rank 1"):
             executor.run(trains)
-    with pytest.raises(ValueError, match="max_workers=1: must be min_workers"):
+    with pytest.raises(ValueError, match=r"max_workers=1: .*min_workers"):
         engine.ElasticRayExecutor(min_workers=2, max_workers=1)
     eventually(all_is_free)
 
@@ -498,7 +498,7 @@ def test_backend_of_ray_util_collective() -> None:
             message = np.full(3, 7.0 if rank == 0 else 0.0)
             collective.send(message, 1, name) if rank == 0 else collective.recv(message, 0, name)
             collective.barrier(name)
-            with pytest.raises(TypeError, match="must be a NumPy array"):
+            with pytest.raises(TypeError, match=r"tensor .*NumPy array"):
                 collective.get_group_handle(name).allreduce([[1.0]])
             found = [summed, tensor.numpy(), reduced, spread, *gathered, scattered, message]
             collective.destroy_collective_group(name)

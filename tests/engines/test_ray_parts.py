@@ -43,11 +43,11 @@ def test_parts_of_a_group_are_alike() -> None:
         for bad, text in (
             (
                 [np.zeros(3), np.zeros(1)],
-                r"tensor_list\[0\]: is float64 of shape \(3,\), must be float64 of shape \(2,\)",
+                r"tensor_list\[0\]: .*float64 .*\(3,\), .*float64 .*\(2,\)",
             ),
-            ([np.zeros(2), np.zeros((2, 2))], r"tensor_list\[1\]: is float64 of shape \(2, 2\)"),
-            ([np.zeros(2), np.zeros(2, np.float32)], r"tensor_list\[1\]: is float32"),
-            ([np.zeros(2)], "has 1 tensors, must have 2"),
+            ([np.zeros(2), np.zeros((2, 2))], r"tensor_list\[1\]: .*float64 .*\(2, 2\)"),
+            ([np.zeros(2), np.zeros(2, np.float32)], r"tensor_list\[1\]: .*float32"),
+            ([np.zeros(2)], "1 tensors, .*2"),
         ):
             for call in (lambda bad: group.allgather([bad], [own]), lambda bad: group.reducescatter([own], [bad])):
                 with pytest.raises(ValueError, match=text):

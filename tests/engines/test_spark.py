@@ -164,12 +164,12 @@ def test_a_job_waits_for_slots_and_not_for_ever(spark: Any, tmp_path: Path) -> N
         while not (tmp_path / "go").exists():
             time.sleep(0.01)
 
-    with pytest.raises(DeadlineExceeded, match="num_proc=5: the executors of Spark have room for 4 tasks at once"):
+    with pytest.raises(DeadlineExceeded, match=r"num_proc=5: .*4 tasks"):
         engine.run(collectives.size, num_proc=5, start_timeout=1)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(engine.run, waits, num_proc=3)
         eventually(lambda: len(list(tmp_path.iterdir())) == 3)
-        with pytest.raises(DeadlineExceeded, match="has not started 2 of 2 tasks"):
+        with pytest.raises(DeadlineExceeded, match="2 of 2 tasks"):
             engine.run(collectives.size, num_proc=2, start_timeout=2)
         second = pool.submit(engine.run, collectives.size, num_proc=2)
         (tmp_path / "go").touch()
@@ -190,7 +190,7 @@ def test_cancelling_the_job_ends_the_ranks(spark: Any, tmp_path: Path) -> None:
 
     thread = threading.Thread(target=cancel)
     thread.start()
-    with pytest.raises(RuntimeError, match="Spark ended the job"):
+    with pytest.raises(RuntimeError, match="Spark ended"):
         engine.run(computes, num_proc=2)
     thread.join()
     pids = [int(path.read_text()) for path in tmp_path.iterdir()]
@@ -230,7 +230,7 @@ def test_a_killed_worker_is_named(spark: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         collectives.barrier()
 
-    with pytest.raises(engine.WorkerLost, match=r"rank 1 \(host .*, pid \d+\) was lost"):
+    with pytest.raises(engine.WorkerLost, match=r"rank 1 \(host .*, pid \d+\)"):
         engine.run(waits, num_proc=2)
     assert engine.run(collectives.size) == [4] * 4
 
@@ -248,7 +248,7 @@ def test_a_lost_executor_is_named(spark: Any, tmp_path: Path) -> None:
             collectives.barrier()
 
     begun = segments()
-    with pytest.raises(engine.WorkerLost, match=r"rank \d \(host .*, pid \d+\) was lost") as caught:
+    with pytest.raises(engine.WorkerLost, match=r"rank \d \(host .*, pid \d+\)") as caught:
         engine.run(waits, num_proc=4, start_timeout=SECONDS)
     ranks = [tuple(map(int, path.name.split("-"))) for path in tmp_path.iterdir()]
     assert len(ranks) == 4
@@ -328,7 +328,7 @@ def test_elastic_ends_after_an_error_and_beyond_its_limit(spark: Any) -> None:
     with pytest.raises(LookupError, match="no such thing") as caught:
         engine.run_elastic(fails, num_proc=2)
     assert "raised on rank 1" in "\n".join(caught.value.__notes__)
-    with pytest.raises(engine.WorkerLost, match=r"rank 1 \(host .*, pid \d+\) was lost"):
+    with pytest.raises(engine.WorkerLost, match=r"rank 1 \(host .*, pid \d+\)"):
         engine.run_elastic(dies, num_proc=2, reset_limit=0)
     with pytest.raises(ValueError, match="min_num_proc=3, num_proc=2, max_num_proc=2"):
         engine.run_elastic(collectives.size, num_proc=2, min_num_proc=3)
@@ -338,12 +338,12 @@ def test_elastic_ends_after_an_error_and_beyond_its_limit(spark: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        ({"num_proc": 0}, ValueError, "num_proc=0: must be an integer"),
+        ({"num_proc": 0}, ValueError, "num_proc=0: .* integer"),
         ({"start_timeout": 0}, ValueError, "start_timeout=0"),
         ({"env": {"A": None}}, TypeError, "env: 'A': None"),
-        ({"args": "abc"}, TypeError, "args='abc': must be a sequence of the arguments of function"),
-        ({"function": 3}, TypeError, "function=3: must be callable"),
-        ({"spark_context": 3}, TypeError, "spark_context=3: must be a pyspark.SparkContext"),
+        ({"args": "abc"}, TypeError, "args='abc': .*sequence"),
+        ({"function": 3}, TypeError, "function=3: .*callable"),
+        ({"spark_context": 3}, TypeError, "spark_context=3: .*pyspark.SparkContext"),
     ],
 )
 def test_bad_arguments(spark: Any, arguments: dict[str, Any], kind: type[Exception], text: str) -> None:

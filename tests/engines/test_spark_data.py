@@ -99,23 +99,23 @@ def test_a_function_changes_batches(tmp_path: Path) -> None:
     assert batch["x"].tolist() == [0, 2, 4]
     np.testing.assert_array_equal(batch["v"], [[1, 1], [2, 0], [3, -1]])
     loses = Reader(store, table, ["x", "v"], 3, 0, 1, change=lambda: lambda frame: frame[["x"]])
-    with pytest.raises(ValueError, match="transformation_fn: the columns v are missing"):
+    with pytest.raises(ValueError, match=r"transformation_fn: .*columns v "):
         next(loses.stream())
 
 
 def test_bad_tables_are_refused(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="there is no Parquet at"):
+    with pytest.raises(FileNotFoundError, match=r"store: .*Parquet at .*train_data"):
         find(store, store.get_train_data_path(), ["x"])
     (tmp_path / "train_data").mkdir()
     arrays = {"a": [[1.0], [2.0, 3.0]], "n": [1, None], "m": [[1.0], [None]], "s": ["a", "b"]}
     pyarrow.parquet.write_table(pyarrow.table(arrays), tmp_path / "train_data" / "0.parquet")
     folder = store.get_train_data_path()
-    with pytest.raises(ValueError, match="has no column 'x'; its columns are 'a', 'n'"):
+    with pytest.raises(ValueError, match=r"no column 'x'; .*'a', 'n'"):
         find(store, folder, ["x"])
-    with pytest.raises(TypeError, match="column 's' is of type string"):
+    with pytest.raises(TypeError, match=r"'s' .*type string"):
         find(store, folder, ["s"])
-    for name, text in (("a", "arrays of 1 to 2 elements"), ("n", "1 of 2 rows are null"), ("m", "1 elements are null")):
+    for name, text in (("a", "arrays of 1 to 2 elements"), ("n", "1 of 2 rows .*null"), ("m", "1 elements .*null")):
         with pytest.raises(ValueError, match=f"column '{name}': {text}"):
             next(Reader(store, find(store, folder, [name]), [name], 2, 0, 1).stream())
 
@@ -147,7 +147,7 @@ def test_checkpoints_are_replaced_whole(tmp_path: Path, prefix: str) -> None:
         assert found.epochs == epochs
     assert store.load_checkpoint("one", "best") is None
     assert len(store.fs.ls(store.get_run_path("one"))) == 1  # nothing beside it
-    with pytest.raises(ValueError, match="which='first': must be one of last, best"):
+    with pytest.raises(ValueError, match=r"which='first': .*last, best"):
         store.load_checkpoint("one", "first")  # type: ignore[arg-type]
     assert "skip_instance_cache" not in repr(store)
 

@@ -201,20 +201,24 @@ def test_the_error_of_a_rank_is_raised_with_its_traceback(line: Any, tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "kind", "text"),
     [
-        ({"feature_cols": ["z"]}, ValueError, "df: has no column 'z'; its columns are 'a', 'b'"),
-        ({"feature_cols": ["name"]}, TypeError, "column 'name' is of type string: must be a number"),
+        ({"feature_cols": ["z"]}, ValueError, "df: .*no column 'z'; .*'a', 'b'"),
+        ({"feature_cols": ["name"]}, TypeError, "column 'name' .*string: .*number"),
         ({"feature_cols": []}, ValueError, r"feature_cols=\[\]"),
-        ({"feature_cols": "vector"}, ValueError, "feature_cols='vector': must be a list"),
-        ({"validation": "z"}, ValueError, "df: has no column 'z'"),
+        ({"feature_cols": "vector"}, ValueError, "feature_cols='vector': .*list"),
+        ({"validation": "z"}, ValueError, "df: .*no column 'z'"),
         ({"validation": 1.5}, ValueError, "validation=1.5"),
-        ({"store": "/tmp"}, TypeError, "store='/tmp': must be a ronde.spark.store.Store"),
+        ({"store": "/tmp"}, TypeError, "store='/tmp': .*ronde.spark.store.Store"),
         ({"batch_size": 0}, ValueError, "batch_size=0"),
         ({"run_id": "a/b"}, ValueError, "run_id='a/b'"),
         ({"input_shapes": [[1], [2]]}, ValueError, "input_shapes"),
-        ({"loss": []}, ValueError, r"loss=\[\]: must be a function, or a list"),
+        ({"loss": []}, ValueError, r"loss=\[\]: .*function"),
         ({"loss_weights": [1.0, 2.0]}, ValueError, "loss_weights"),
-        ({"optimizer": torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)}, ValueError, "not the model's"),
-        ({"optimizer": "sgd"}, TypeError, "optimizer: must be a torch.optim.Optimizer, not str"),
+        (
+            {"optimizer": torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)},
+            ValueError,
+            "optimizer: .*parameters",
+        ),
+        ({"optimizer": "sgd"}, TypeError, "optimizer: .*torch.optim.Optimizer, not str"),
         ({"no_such": 1}, TypeError, "no_such"),
     ],
 )
@@ -225,17 +229,17 @@ def test_bad_arguments(line: Any, tmp_path: Path, changes: dict[str, Any], kind:
 
 def test_bad_rows(line: Any, tmp_path: Path) -> None:
     job = estimator(tmp_path, feature_cols=["array"])
-    with pytest.raises(ValueError, match="df: has 0 rows; num_proc=2 ranks need one each"):
+    with pytest.raises(ValueError, match=r"df: .*0 rows; num_proc=2 "):
         job.fit(line.limit(0))
     session = line.sparkSession
-    with pytest.raises(ValueError, match="column 'array': arrays of 1 to 2 elements"):
+    with pytest.raises(ValueError, match=r"column 'array': .*1 to 2 elements"):
         job.fit(session.createDataFrame([([1.0], 1.0), ([1.0, 2.0], 1.0)], "array array<double>, y double"))
-    with pytest.raises(ValueError, match="column 'y': 1 values are null"):
+    with pytest.raises(ValueError, match=r"column 'y': 1 .*null"):
         job.fit(session.createDataFrame([([1.0], None), ([1.0], 1.0)], "array array<double>, y double"))
     model = job.fit(line)
-    with pytest.raises(ValueError, match="df: has a column 'y__output' already"):
+    with pytest.raises(ValueError, match=r"df: .*column 'y__output'"):
         model.transform(model.transform(line))
-    with pytest.raises(ValueError, match="df: has no column 'array'"):
+    with pytest.raises(ValueError, match=r"df: .*no column 'array'"):
         model.transform(line.drop("array"))
     with pytest.raises(FileNotFoundError, match="run_id='none'"):
         job.load_checkpoint("none")
@@ -312,7 +316,7 @@ def test_keras_models_of_several_columns_with_own_classes(keras_here: Any, line:
     expected = fitted.getModel().predict_on_batch((np.array([[row["a"]]]), np.array([[row["b"]]])))
     assert row["number"] == pytest.approx(float(expected[0][0, 0]), abs=1e-5)
     np.testing.assert_allclose(row["two"].toArray(), expected[1][0], atol=1e-5)
-    with pytest.raises(RuntimeError, match="has loaded Keras on torch, not on jax"):
+    with pytest.raises(RuntimeError, match=r"Keras on torch, .*jax"):
         replace(fitted._described, backend="jax").build()
 
 
@@ -328,13 +332,13 @@ def test_keras_weights_passes_and_bad_arguments(keras_here: Any, line: Any, tmp_
         keras_estimator(tmp_path, loss=partial(off_by, 1)).fit(line)
     assert "in off_by" in "\n".join(caught.value.__notes__)
     for changes, kind, text in (
-        ({"model": torch.nn.Linear(1, 1)}, TypeError, "model: must be a model of Keras 3, not Linear"),
-        ({"model": keras.Sequential([keras.layers.Dense(1)])}, ValueError, "model: must be built"),
-        ({"feature_cols": ["a", "b"]}, ValueError, "must be a column for each of 1 inputs"),
-        ({"label_cols": ["y", "a"]}, ValueError, "must be a column for each of 1 outputs"),
+        ({"model": torch.nn.Linear(1, 1)}, TypeError, "model: .*Keras 3, not Linear"),
+        ({"model": keras.Sequential([keras.layers.Dense(1)])}, ValueError, "model: .*built"),
+        ({"feature_cols": ["a", "b"]}, ValueError, "column .*1 inputs"),
+        ({"label_cols": ["y", "a"]}, ValueError, "column .*1 outputs"),
         ({"optimizer": "none such"}, ValueError, "none such"),
         ({"callbacks": [3]}, TypeError, "callbacks="),
-        ({"feature_cols": ["z"]}, ValueError, "df: has no column 'z'"),
+        ({"feature_cols": ["z"]}, ValueError, "df: .*no column 'z'"),
     ):
         with pytest.raises(kind, match=text):
             keras_estimator(tmp_path, **changes).fit(line)

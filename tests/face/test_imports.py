@@ -42,7 +42,7 @@ def test_modules_are_found_as_attributes() -> None:
     assert ronde.numpy.allreduce is frontends.numpy.allreduce
     assert ronde.compression.Int8 is importlib.import_module("collectives.compression").Int8
     assert {*FRAMEWORKS, "numpy", "compression", "allreduce", "run"} <= set(dir(ronde))
-    with pytest.raises(AttributeError, match="module 'ronde' has no attribute 'caffe'"):
+    with pytest.raises(AttributeError, match=r"'ronde' .*'caffe'"):
         ronde.caffe  # noqa: B018
 
 

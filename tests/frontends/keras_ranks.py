@@ -537,7 +537,7 @@ def local_sgd() -> None:
     variables[0].assign(np.full(2, 4.0 * hvd.rank(), np.float32))
     assert local.step(variables) is variables
     assert keras.ops.convert_to_numpy(variables[0]).tolist() == [2.0, 2.0]
-    with pytest.raises(TypeError, match=r"must be \w+ or a dict, list or tuple, not ndarray"):
+    with pytest.raises(TypeError, match=r"tuple, not ndarray"):
         LocalSGD([np.zeros(2)])
     layers = [keras.layers.Dense(2, trainable=number < 2) for number in range(3)]
     alike = keras.Sequential([keras.Input((2,)), *layers])

@@ -161,7 +161,7 @@ def beginnings(hvd: Any, mx: Any) -> None:
     net.weight.set_data(mx.nd.full((2, 3), rank))  # nothing is broadcast any more
     net(mx.nd.ones((1, 3)))
     same(net.weight.data(), np.full((2, 3), rank))
-    with pytest.raises(ValueError, match="'c': rank 0 does not have it"):
+    with pytest.raises(ValueError, match=r"'c': rank 0 .*not"):
         hvd.broadcast_parameters({"a": mx.nd.ones((2,)), "c" if rank else "b": mx.nd.ones((2,))})
 
 
@@ -197,21 +197,21 @@ def errors(hvd: Any, mx: Any) -> None:
     rank, size = hvd.rank(), hvd.size()
     x = of_rank(mx, rank)
     for call, kind, text in (
-        (lambda: hvd.allreduce(np.ones(3)), TypeError, "tensor: must be an NDArray of MXNet, not ndarray"),
+        (lambda: hvd.allreduce(np.ones(3)), TypeError, "tensor: .*NDArray .*not ndarray"),
         (
             lambda: hvd.allreduce_(mx.nd.ones((2, 2)).tostype("row_sparse")),
             TypeError,
-            "tensor: must be dense, not row_sparse",
+            "tensor: .*row_sparse",
         ),
-        (lambda: hvd.grouped_allreduce([x, 1.0]), TypeError, r"tensors\[1\]: must be an NDArray"),
-        (lambda: hvd.grouped_allreduce_([x, 1.0]), TypeError, r"tensors\[1\]: must be an NDArray"),
+        (lambda: hvd.grouped_allreduce([x, 1.0]), TypeError, r"tensors\[1\]: .*NDArray"),
+        (lambda: hvd.grouped_allreduce_([x, 1.0]), TypeError, r"tensors\[1\]: .*NDArray"),
         (lambda: hvd.allreduce(x, op="sideways"), ValueError, "op='sideways'"),
         (lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "op and average"),
         (lambda: hvd.alltoall(x, mx.nd.ones((size,))), ValueError, "splits="),
-        (lambda: hvd.alltoall(mx.nd.ones((size + 1,))), ValueError, "give splits"),
+        (lambda: hvd.alltoall(mx.nd.ones((size + 1,))), ValueError, "splits"),
         (lambda: hvd.broadcast(x, size), ValueError, f"root_rank={size}"),
-        (lambda: hvd.reducescatter(x, hvd.Max), hvd.HorovodInternalError, "Average and Sum only"),
-        (lambda: hvd.broadcast_parameters([x]), ValueError, "params: must be a dict"),
+        (lambda: hvd.reducescatter(x, hvd.Max), hvd.HorovodInternalError, "Average and Sum"),
+        (lambda: hvd.broadcast_parameters([x]), ValueError, "params: .*dict"),
         (lambda: hvd.DistributedOptimizer("sgd"), TypeError, "optimizer='sgd'"),
         (lambda: hvd.DistributedTrainer({}, "sgd", num_groups=-1), ValueError, "num_groups=-1"),
         (
@@ -226,7 +226,7 @@ def errors(hvd: Any, mx: Any) -> None:
             call()
     wide = mx.gluon.nn.Dense(2, in_units=2)
     wide.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-    with pytest.raises(ValueError, match="must be on one device"):
+    with pytest.raises(ValueError, match=r"params: .*one device"):
         hvd.DistributedTrainer(wide.collect_params(), "sgd")
     for ranks, error in ((range(hvd.size()), TypeError), ([0], ValueError)):
         net = mx.gluon.nn.Embedding(3, 2, sparse_grad=hvd.rank() in ranks, prefix="table_")
@@ -475,7 +475,7 @@ def modules(hvd: Any, mx: Any) -> None:
         mx.random.seed(seed)
         module.init_params(mx.init.Normal(0.3))
         if store is not None:
-            with pytest.raises(ValueError, match="different values"):
+            with pytest.raises(ValueError, match=r"key=.*broadcast_parameters"):
                 module.init_optimizer(kvstore=store)
             found = module.get_params()
             hvd.broadcast_parameters(found[0])

@@ -20,7 +20,7 @@ def ranked(first: int, *, second: int) -> tuple[int, int, int]:
 
 
 def test_ranks_of_this_machine_with_horovods_arguments() -> None:
-    with pytest.warns(UserWarning, match="run: use_gloo, verbose: without effect"):
+    with pytest.warns(UserWarning, match="run: use_gloo, verbose: "):
         found = ronde.horovod.run(
             ranked, (3,), {"second": 4}, num_proc=2, hosts="localhost:1,127.0.0.1:1", use_gloo=True, verbose=2
         )
@@ -39,7 +39,7 @@ def test_numbers_of_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     file = tmp_path / "hosts"
     file.write_text(f"localhost slots=2  # here\n\n{socket.gethostname()} slots = 1\n")
     horovod.run(ranked, num_proc=3, hostfile=str(file))
-    with pytest.warns(DeprecationWarning, match="np: deprecated"):
+    with pytest.warns(DeprecationWarning, match=r"np: .*num_proc"):
         horovod.run(ranked, np=2)
     horovod.run(ranked, use_mpi=None, min_num_proc=None)
     assert started == [3, 2, 1]
@@ -48,17 +48,17 @@ def test_numbers_of_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"hosts": "localhost:2,elsewhere:2"}, "hosts: elsewhere: run starts ranks on this machine only"),
-        ({"hosts": "localhost:many"}, "hosts: localhost: 'many' is not a number of slots"),
-        ({"hosts": "localhost:2", "num_proc": 3}, "hosts: has 2 slots for num_proc=3"),
-        ({"hosts": "localhost:2", "hostfile": "hosts"}, "hosts and hostfile: give one"),
-        ({"use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi: give one"),
+        ({"hosts": "localhost:2,elsewhere:2"}, "hosts: elsewhere: "),
+        ({"hosts": "localhost:many"}, "hosts: localhost: 'many' .*slots"),
+        ({"hosts": "localhost:2", "num_proc": 3}, "hosts: .*2 slots .*num_proc=3"),
+        ({"hosts": "localhost:2", "hostfile": "hosts"}, "hosts and hostfile: "),
+        ({"use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi: "),
     ],
 )
 def test_mistakes(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], text: str) -> None:
     started = counted(monkeypatch)
     with pytest.raises(ValueError, match=text):
         horovod.run(ranked, **options)
-    with pytest.raises(TypeError, match="unexpected arguments hots"):
+    with pytest.raises(TypeError, match="arguments hots"):
         horovod.run(ranked, hots="localhost:2")
     assert not started

@@ -45,22 +45,22 @@ def mistakes(rank: int, size: int) -> None:
         same(jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(x), np.full(3, size, np.float32))
     for wrong, kind, text in (
         (lambda: hvd.allreduce(x, op="median"), ValueError, "op='median'"),
-        (lambda: hvd.allreduce(jnp.ones(3, bool), op=hvd.Sum), TypeError, "op='sum': not defined for bool"),
-        (lambda: hvd.allreduce({"a": "text"}), TypeError, "x, leaf 0: must be an array or a number, not str"),
-        (lambda: hvd.allreduce(np.ones(2, ">f4")), TypeError, "x: must be an array or a number, not ndarray of >f4"),
+        (lambda: hvd.allreduce(jnp.ones(3, bool), op=hvd.Sum), TypeError, "op='sum': .*bool"),
+        (lambda: hvd.allreduce({"a": "text"}), TypeError, "x, leaf 0: .*array.* not str"),
+        (lambda: hvd.allreduce(np.ones(2, ">f4")), TypeError, "x: .*ndarray of >f4"),
         *(
-            (functools.partial(call, beyond), OverflowError, "integers beyond int32, to which JAX cuts int64")
+            (functools.partial(call, beyond), OverflowError, "int32, .*JAX .*int64")
             for call in (hvd.allreduce, hvd.allgather, hvd.reduce_scatter, hvd.alltoall, lambda x: hvd.broadcast(x, 0))
             for beyond in (np.array([1, 2**40]), np.array([-(2**31) - 1, 0]))
         ),
-        (lambda: hvd.allreduce({"a": np.uint64(2**32)}), OverflowError, "x, leaf 0: has integers beyond uint32"),
+        (lambda: hvd.allreduce({"a": np.uint64(2**32)}), OverflowError, "x, leaf 0: .*uint32"),
         (lambda: hvd.allreduce(jax.random.key(0)), TypeError, "key_data"),
         (lambda: hvd.allreduce(x, process_set=3), TypeError, "process_set=3"),
         (lambda: hvd.broadcast(x, 7), ValueError, "root_rank=7"),
-        (lambda: hvd.reduce_scatter(x, op=hvd.Max), ValueError, "Average and Sum only"),
-        (lambda: hvd.reduce_scatter(jnp.float32(1)), ValueError, "at least one dimension"),
-        (lambda: hvd.alltoall(jnp.ones(3)), ValueError, "not divisible by 2 ranks"),
-        (lambda: hvd.alltoall(x, [[1, 1], [1, 1]]), ValueError, "must be 3 rows together"),
+        (lambda: hvd.reduce_scatter(x, op=hvd.Max), ValueError, "Average and Sum"),
+        (lambda: hvd.reduce_scatter(jnp.float32(1)), ValueError, "dimension"),
+        (lambda: hvd.alltoall(jnp.ones(3)), ValueError, "divisible by 2 ranks"),
+        (lambda: hvd.alltoall(x, [[1, 1], [1, 1]]), ValueError, "3 rows"),
         (lambda: hvd.alltoall(x, [[1, 1, 1]]), ValueError, r"splits\[0\]"),
         (lambda: hvd.alltoall(x, [[1, 2]]), ValueError, "must have 2"),
         (lambda: hvd.allgather(x, rows=[1, 1]), ValueError, "x has 3"),
@@ -68,12 +68,12 @@ def mistakes(rank: int, size: int) -> None:
         (
             lambda: jax.jit(jax.vmap(lambda one: hvd.allreduce(one, hvd.Adasum)))(jnp.ones((2, 2))),
             NotImplementedError,
-            "allreduce: Adasum takes an array as a whole, not its members within vmap",
+            "allreduce: Adasum .*vmap",
         ),
         (
             lambda: jax.vmap(lambda one: hvd.allreduce(one, compression=hvd.Compression.int8()))(jnp.ones((2, 2))),
             NotImplementedError,
-            "allreduce: a compression with loss takes an array as a whole",
+            "allreduce: .*compression .*vmap",
         ),
     ):
         with pytest.raises(kind, match=text):
@@ -84,7 +84,7 @@ def mistakes(rank: int, size: int) -> None:
 
 def other_order(rank: int, size: int) -> None:
     x = jnp.ones(3)
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"named 'jax.allreduce.[ab]'.*(waited too|rank . closed)"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"named 'jax.allreduce.[ab]'.*rank . "):
         jax.block_until_ready([hvd.allreduce(x, name=name) for name in ("ab" if rank == 0 else "ba")])
 
 
@@ -114,9 +114,7 @@ def ways_in(rank: int, size: int) -> None:
     total = np.full(3, sum(range(size)), np.float32)
     with jax.disable_jit():
         same(jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(x), total)
-    with pytest.raises(
-        NotImplementedError, match="allreduce: compiled programs can call Ronde on the CPU only, not on"
-    ):
+    with pytest.raises(NotImplementedError, match=r"allreduce: .*CPU only, not on"):
         jax.jit(hvd.allreduce).trace(x).lower(lowering_platforms=("cuda",))
     frame, api = Frame(), Api()
     api.version.struct_size = ctypes.sizeof(Version)
@@ -132,7 +130,7 @@ def ways_in(rank: int, size: int) -> None:
     assert f"has version 0.{MINOR - 1}, must be" in obstacle_of(frame)
     handler = registered()
     handler.obstacle = obstacle_of(frame)
-    with pytest.raises(ConfigError, match="RONDE_JAX_PATH='ffi': XLA's FFI has version"):
+    with pytest.raises(ConfigError, match=r"RONDE_JAX_PATH='ffi': .*version"):
         hvd.path()
     os.environ["RONDE_JAX_PATH"] = "auto"
     assert hvd.path() == "callback"
@@ -149,17 +147,17 @@ def another_world(rank: int, size: int) -> None:
     compiled = jax.jit(hvd.allreduce)
     same(compiled(jnp.ones(2)), np.ones(2, np.float32))
     hvd.shutdown()
-    with pytest.raises(jax.errors.JaxRuntimeError, match="there is no world communicator"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"ronde\.init\(\)"):
         compiled(jnp.ones(2)).block_until_ready()
     kept = {name: os.environ.pop(name) for name in ("RONDE_RANK", "RONDE_SIZE", "RONDE_STORE")}
     hvd.init()
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"compiled for rank {rank} of 2, and this is rank 0 of 1"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"rank {rank} of 2, .*rank 0 of 1"):
         compiled(jnp.ones(2)).block_until_ready()
     jax.clear_caches()
     same(jax.jit(hvd.allreduce)(jnp.ones(2) * 7), np.full(2, 7, np.float32))
     os.environ.update(kept)
     os.environ["RONDE_JAX_PATH"] = "teleport"
-    with pytest.raises(ConfigError, match="RONDE_JAX_PATH='teleport': must be auto, ffi or callback"):
+    with pytest.raises(ConfigError, match=r"RONDE_JAX_PATH='teleport': .*auto, ffi or callback"):
         hvd.allreduce(jnp.ones(2))
 
 

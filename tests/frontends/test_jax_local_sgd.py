@@ -55,7 +55,7 @@ def test_numpy_arrays_in_a_pytree_are_not_changed() -> None:
 
 
 def test_bad_parameters() -> None:
-    with pytest.raises(TypeError, match=r"params\['a/0'\]: must be an array, not float"):
+    with pytest.raises(TypeError, match=r"params\['a/0'\]: .*array.* not float"):
         DiLoCo({"a": [1.0]})
-    with pytest.raises(TypeError, match=r"params\['n'\]: is of int32; only floats can be averaged"):
+    with pytest.raises(TypeError, match=r"params\['n'\]: .*int32.*floats"):
         DiLoCo({"n": jnp.zeros(3, jnp.int32)})

@@ -187,7 +187,7 @@ def gradients(rank: int, size: int) -> None:
     np.testing.assert_allclose(slope, 2 * mean, rtol=1e-6)
     tangent = jax.jit(lambda x: jax.jvp(hvd.allreduce, (x,), (x * rank,)))(x)[1]
     np.testing.assert_allclose(tangent, np.full(3, (size - 1) / 2), rtol=1e-6)
-    with pytest.raises(NotImplementedError, match="op='max': has no derivative"):
+    with pytest.raises(NotImplementedError, match=r"op='max': .*derivative"):
         jax.grad(lambda x: hvd.allreduce(x, op=hvd.Max).sum())(x)
 
 

@@ -248,9 +248,9 @@ def test_python_numbers_are_broadcast(pool: Pools) -> None:
 def other_trees(rank: int, size: int) -> None:
     w = jnp.ones(2)
     for mine, other, text in (
-        ({"a": 1, "b": 2}, {"a": 5, "c": 6}, "'c': rank 0 does not have it, rank 1 has a value"),
-        ({"a": 1, "b": 2, "w": w}, {"a": 1, "w": w}, "'b': .*rank 1 does not have it"),
-        ({"a": 1, "w": w}, {"a": jnp.array(1), "w": w}, "'a': rank 0 .* a number of Python, rank 1 .* int32"),
+        ({"a": 1, "b": 2}, {"a": 5, "c": 6}, "'c': rank 0 .*not .*, rank 1 "),
+        ({"a": 1, "b": 2, "w": w}, {"a": 1, "w": w}, "'b': .*rank 1 .*not"),
+        ({"a": 1, "w": w}, {"a": jnp.array(1), "w": w}, "'a': rank 0 .* Python, rank 1 .* int32"),
         ({"a": np.int64(1)}, {"a": np.int32(1)}, "'a': rank 0 .* int64, rank 1 .* int32"),
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match=text):

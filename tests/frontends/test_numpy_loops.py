@@ -84,9 +84,9 @@ def masked(comm: Communicator) -> None:
         hvd.GradientAverager().begin,
         lambda tree: hvd.GradientAverager().add("w", tree),
     ):
-        with pytest.raises(TypeError, match=r"tree: is a masked array.*filled"):
+        with pytest.raises(TypeError, match=r"tree: .*masked.*filled"):
             function(array)
-        with pytest.raises(TypeError, match=r"tree\['layers/1'\]: is a masked array"):
+        with pytest.raises(TypeError, match=r"tree\['layers/1'\]: .*masked"):
             function({"layers": [np.ones(2), array]})
 
 
@@ -122,17 +122,17 @@ def beginnings(comm: Communicator) -> None:
     with pytest.raises(TypeError, match="weight=None"):
         hvd.average_metrics({"loss": 1.0}, weight=None if rank else 1.0)
     for weight in (0, np.inf, np.nan):
-        with pytest.raises(ValueError, match="weight: must be 0 or more, finite"):
+        with pytest.raises(ValueError, match=r"weight: .*0 or more, finite"):
             hvd.average_metrics({"loss": 1.0}, weight=weight)
     frozen = np.ones(2)
     frozen.flags.writeable = False
-    with pytest.raises(ValueError, match=r"tree\['w'\]: is a read-only array"):
+    with pytest.raises(ValueError, match=r"tree\['w'\]: .*read-only"):
         hvd.broadcast_parameters({"w": frozen})
-    with pytest.raises(TypeError, match=r"tree\['a/0'\]: must be an array, a number or .* not str"):
+    with pytest.raises(TypeError, match=r"tree\['a/0'\]: .*array.* not str"):
         hvd.allreduce({"a": ["text"]})
     with pytest.raises(ValueError, match="op='median'"):
         hvd.allreduce(w, op="median")
-    with pytest.raises(ValueError, match="cannot be combined"):
+    with pytest.raises(ValueError, match=r"compression: .*prescale_factor"):
         hvd.allreduce(w, compression=FP16(), prescale_factor=2.0)
     hvd.barrier()
 
@@ -168,9 +168,9 @@ def in_the_background(comm: Communicator) -> None:
     assert own.wait()["w"][0] is tree["w"][0]
     np.testing.assert_array_equal(tree["w"][0], np.full((2, 3), sum(range(size))))
     averager.add("a", np.ones(2))
-    with pytest.raises(ValueError, match="name='a': was begun already"):
+    with pytest.raises(ValueError, match=r"name='a': .*wait\(\)"):
         averager.add("a", np.ones(2))
-    with pytest.raises(ValueError, match="tree: 'a' was begun already"):
+    with pytest.raises(ValueError, match=r"tree: 'a' .*wait\(\)"):
         averager.begin({"b": np.ones(2)})
     np.testing.assert_array_equal(averager.wait()["a"], np.ones(2))
     averager.add("right", np.ones(2) * rank)
@@ -196,7 +196,7 @@ def passes(comm: Communicator) -> None:
             assert (found is None) == (turn < 2)
             np.testing.assert_array_equal(gradient, np.full(4, 1.0 * rank + turn + 10 * step))
         np.testing.assert_allclose(found["w"], np.full(4, (size - 1) / 2 + 1 + 10 * step))
-    with pytest.raises(TypeError, match="'w': gradients of int64 cannot be averaged over passes"):
+    with pytest.raises(TypeError, match=r"'w': .*int64 .*passes"):
         averager.add("w", np.ones(3, np.int64))
     for compression in (Int8(), TopK(0.1), PowerSGD(2)):
         squeezed = hvd.GradientAverager(compression=compression, name=str(compression))
@@ -241,7 +241,7 @@ def uneven_passes(comm: Communicator) -> None:
     }
     assert type(found["number"]) is float
     # a pass that is refused is not in the sums
-    with pytest.raises(TypeError, match="'b': gradients of int64 cannot be averaged over passes"):
+    with pytest.raises(TypeError, match=r"'b': .*int64 .*passes"):
         averager.begin({"a": np.ones(2), "b": np.ones(2, np.int64)})
     averager.average({"a": np.ones(2)})
     for other in ({"a": np.ones(3)}, {"a": np.ones(2, np.float32)}, {"b": np.ones(2)}, {}):
@@ -288,10 +288,10 @@ def other_keys(comm: Communicator) -> None:
             ({"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 2.0}),
             ({"a": np.ones(2)}, {"a": np.ones(2), "c": 3.0}),
         ):
-            with pytest.raises(ValueError, match=r"'c': rank 0 does not have it, rank 1 has a value"):
+            with pytest.raises(ValueError, match=r"'c': rank 0 .*not .*, rank 1 "):
                 call(other if comm.rank else mine)
         call({"a": np.ones(2)})
-    with pytest.raises(ValueError, match=r"tree\['1'\]: two leaves have this path"):
+    with pytest.raises(ValueError, match=r"tree\['1'\]: .*path"):
         hvd.allreduce({1: 1.0, "1": 2.0})
 
 
@@ -368,20 +368,20 @@ def parts(comm: Communicator) -> None:
     assert np.shares_memory(tree["x"], x)
     assert hvd.shard(y, remainder="drop") == y[rank : 10 - 10 % size : size]
     assert hvd.shard(range(10), remainder="uneven") == range(rank, 10, size)
-    with pytest.raises(ValueError, match=r"datasets\[1\]: has 9 rows, datasets\[0\] has 10"):
+    with pytest.raises(ValueError, match=r"datasets\[1\]: .*9 rows, datasets\[0\] .*10"):
         hvd.shard(x, y[1:])
-    with pytest.raises(ValueError, match=r"datasets\[0\]\['b'\]: has 9 rows"):
+    with pytest.raises(ValueError, match=r"datasets\[0\]\['b'\]: .*9 rows"):
         hvd.shard({"a": x, "b": y[1:]})
-    with pytest.raises(ValueError, match="1 rows do not suffice"):
+    with pytest.raises(ValueError, match=r"datasets: 1 rows .*remainder="):
         hvd.shard(x[:1], remainder="drop")
     for name, number in (("seed", -1), ("seed", 1.5), ("epoch", -2), ("epoch", None)):
-        with pytest.raises(ValueError, match=f"{name}={number}: must be an int"):
+        with pytest.raises(ValueError, match=rf"{name}={number}: .* int"):
             hvd.shard(x, **{"shuffle": True, name: number})
-    with pytest.raises(TypeError, match=r"datasets\[0\]: must be an array .* not dia_array"):
+    with pytest.raises(TypeError, match=r"datasets\[0\]: .*array .* not dia_array"):
         hvd.shard(scipy.sparse.dia_array(x))
-    with pytest.raises(ValueError, match="remainder='keep': must be one of pad, drop, uneven"):
+    with pytest.raises(ValueError, match=r"remainder='keep': .*pad, drop, uneven"):
         hvd.shard(x, remainder="keep")
-    with pytest.raises(TypeError, match=r"datasets\[0\]: must be an array .* not int"):
+    with pytest.raises(TypeError, match=r"datasets\[0\]: .*array .* not int"):
         hvd.shard(3)
     with pytest.raises(ValueError, match="at least one"):
         hvd.shard()

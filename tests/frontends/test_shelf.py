@@ -193,14 +193,14 @@ def test_the_command_is_named_for_a_package_that_is_absent_and_not_for_a_part(mo
 
 @pytest.mark.parametrize("passes", [0, -1, 2.5, 2.0, True, "2", None])
 def test_passes_are_an_int(passes: Any) -> None:
-    with pytest.raises(ValueError, match=r"backward_passes_per_step=.*: must be an int, 1 or more"):
+    with pytest.raises(ValueError, match=r"backward_passes_per_step=.*: .* int, 1 or more"):
         check_passes(passes)
     check_passes(np.int64(2))
 
 
 @pytest.mark.parametrize("factor", [0, 0.0, -1.0, float("nan"), float("inf")])
 def test_a_predivide_factor_is_a_number_above_0(factor: float) -> None:
-    with pytest.raises(ValueError, match=r"gradient_predivide_factor=.*: must be a finite number above 0"):
+    with pytest.raises(ValueError, match=r"gradient_predivide_factor=.*: .*above 0"):
         predivided(Average, factor)
 
 
@@ -230,7 +230,7 @@ def test_a_rank_without_the_variables_of_the_others_is_told() -> None:
         own = [np.full(2, float(comm.rank)) for _ in range(1 if comm.rank == 1 else 2)]
         state = Held(*own, step=comm.rank)
         if comm.rank == 1:
-            with pytest.raises(ValueError, match=r"state: has 2 variables .* and 1 here; build the model before"):
+            with pytest.raises(ValueError, match=r"state: .*2 variables .*1 here"):
                 state.sync()
             assert (own[0].tolist(), state.step) == ([1.0, 1.0], 1)
         else:

@@ -45,7 +45,7 @@ def from_tf_config(ports: list[int], tasks: list[tuple[str, int]]) -> tuple[int,
     addresses = [f"127.0.0.1:{port}" for port in ports]
     cluster = {"chief": addresses[:1], "worker": addresses[1:]} if ("chief", 0) in tasks else {"worker": addresses}
     with task_of(cluster, *tasks[int(os.environ["RONDE_RANK"])]):
-        with pytest.raises(hvd.HorovodInternalError, match=r"TF_CONFIG.*RONDE_SECRET or RONDE_SECRET_FILE: is needed"):
+        with pytest.raises(hvd.HorovodInternalError, match=r"TF_CONFIG.*RONDE_SECRET or RONDE_SECRET_FILE"):
             hvd.init()
         os.environ["RONDE_SECRET"] = SECRET
         for _ in range(2):
@@ -217,7 +217,7 @@ def strategy_of_all_ranks(devices: int) -> None:
     seen = everywhere.gather(next(iter(everywhere.experimental_distribute_dataset(rows)))["x"], axis=0)
     assert sorted(seen.numpy()) == [0, 1, 2, 3]
     few = everywhere.experimental_distribute_dataset(rows.unbatch().batch(whole - 1))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"a batch must have {whole} rows or more"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{whole} rows .*drop_remainder=True"):
         next(iter(few))
     off = tf.data.Options()
     off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -113,7 +113,7 @@ def passes() -> None:
     model.fit(X[0], Y[0] + rank, verbose=0)
     assert len(compression.memory.memories) == 4
     strange = importlib.import_module("keras").optimizers.SGD(0.1)  # of Keras 3
-    with pytest.raises(TypeError, match="must be a tf-keras optimizer, because TF_USE_LEGACY_KERAS is set"):
+    with pytest.raises(TypeError, match=r"tf-keras optimizer.*TF_USE_LEGACY_KERAS"):
         hvd.DistributedOptimizer(strange)
     hvd.shutdown()
 
@@ -127,7 +127,7 @@ def loss_scales() -> None:
     keras, hvd = setup()
     rank, scaling = hvd.rank(), keras.mixed_precision.LossScaleOptimizer
     for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
-        with pytest.raises(ValueError, match="around a DistributedOptimizer"):
+        with pytest.raises(ValueError, match=r"LossScaleOptimizer.*DistributedOptimizer"):
             scaling(hvd.DistributedOptimizer(kind(0.1)))
         for policy in ("float32", "mixed_float16"):
             keras.mixed_precision.set_global_policy(policy)

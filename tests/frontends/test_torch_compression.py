@@ -186,7 +186,7 @@ def wrong(path: str, gloo: str) -> str:
     with group(gloo, "gloo"):
         with pytest.raises(TypeError, match=r"new_group\(backend='ronde'\)"):
             CompressionState(Int8())
-        with pytest.raises(TypeError, match=r"compressor='int8': must be one of"):
+        with pytest.raises(TypeError, match=r"compressor='int8': .*ronde\.compression"):
             CompressionState("int8")  # type: ignore[arg-type]
     with group(path) as (rank, _):
         return disagreeing(rank)

@@ -344,7 +344,7 @@ def embed_here(rank: int) -> Any:
     dist.all_reduce(total)
     assert torch.equal(total.to_dense(), torch.tensor([1.0, 1.0, 10.0, 0.0]))
     if dist.get_backend() == "ronde":
-        with pytest.raises(ValueError, match="SUM only"):
+        with pytest.raises(ValueError, match=r"op=.*SUM"):
             dist.all_reduce(total, op=dist.ReduceOp.MAX)
     return net[0].weight.detach().numpy().copy()
 
@@ -621,7 +621,7 @@ def timeouts(path: str) -> None:
         dist.all_reduce(x, group=brief)
         assert x.item() == size
         if rank == 0:
-            with pytest.raises(dist.DistBackendError, match="rank 0 waited too long for rank 1"):
+            with pytest.raises(dist.DistBackendError, match=r"rank 0 .*rank 1"):
                 dist.all_reduce(x, group=brief)
             with pytest.raises(dist.DistBackendError):
                 dist.all_reduce(x, group=brief, async_op=True).wait()
@@ -642,17 +642,17 @@ def disagree(path: str) -> str:
 
 def bad_arguments(path: str) -> None:
     with group(path) as (_, size):
-        with pytest.raises(ValueError, match="must have 2, one for each rank"):
+        with pytest.raises(ValueError, match="2, one for each rank"):
             dist.all_gather([torch.ones(2)] * 3, torch.ones(2))
         with pytest.raises(ValueError, match="first dimension"):
             dist.all_to_all_single(torch.ones(3), torch.ones(3))
-        with pytest.raises(ValueError, match=r"output_split_sizes=\[3\]: must be 2 integers"):
+        with pytest.raises(ValueError, match=r"output_split_sizes=\[3\]: .*2 integers"):
             dist.all_to_all_single(torch.ones(3), torch.ones(3), [3], [2, 1])
-        with pytest.raises(ValueError, match=r"input_split_sizes=\[-1, 4\]: must be .* 3 together"):
+        with pytest.raises(ValueError, match=r"input_split_sizes=\[-1, 4\]: .* 3 together"):
             dist.all_to_all_single(torch.ones(3), torch.ones(3), [2, 1], [-1, 4])
-        with pytest.raises(TypeError, match=r"input: has dtype torch.float64, must have torch.float32"):
+        with pytest.raises(TypeError, match=r"input: .*torch.float64, .*torch.float32"):
             reduce_scatter_single(torch.ones(2), torch.ones(2 * size, dtype=torch.float64))
-        with pytest.raises(ValueError, match=r"output_lists: are of lengths \[1, 2\], must be 2"):
+        with pytest.raises(ValueError, match=r"output_lists: .*\[1, 2\], .*2"):
             dist.group.WORLD.allgather_coalesced([[torch.ones(1)], [torch.ones(1)] * 2], [torch.ones(1)])
         with pytest.raises(TypeError, match="dense"):
             dist.broadcast(torch.ones(3).to_sparse(), 0)

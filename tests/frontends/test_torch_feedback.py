@@ -31,7 +31,7 @@ def test_values() -> None:
     assert hvd.Compression.topk(0.1).compressor == TopK(0.1)
     assert hvd.Compression.powersgd(3).compressor == PowerSGD(3)
     assert hvd.Compression.of(Int8()).compressor == Int8()
-    with pytest.raises(TypeError, match=r"must be one of ronde\.compression"):
+    with pytest.raises(TypeError, match=r"ronde\.compression"):
         hvd.Compression.of("int8")
 
 
@@ -94,16 +94,16 @@ def functions(rank: int, size: int) -> None:
     y = x.clone().requires_grad_()
     hvd.allreduce(y, name="y", op=hvd.Sum, compression=compression).sum().backward()
     assert torch.equal(y.grad, torch.full((4096,), float(size)))
-    with pytest.raises(ValueError, match=r"op='max': Int8\(.*takes Average and Sum only"):
+    with pytest.raises(ValueError, match=r"op='max': Int8\(.*Average and Sum"):
         hvd.allreduce(x, op=hvd.Max, compression=compression)
-    with pytest.raises(ValueError, match="takes no scale factors"):
+    with pytest.raises(ValueError, match="scale factors"):
         hvd.allreduce(x, prescale_factor=2.0, compression=compression)
-    with pytest.raises(TypeError, match="this operation takes casts only"):
+    with pytest.raises(TypeError, match=r"compression=.*casts"):
         hvd.reducescatter(x, compression=compression)
     layer = torch.nn.Linear(2, 2)
     plain = torch.optim.SGD(layer.parameters(), lr=0.1)
     for wrong, error, text in (
-        ({"compression": Int8()}, TypeError, r"give Compression.of\(Int8\("),
+        ({"compression": Int8()}, TypeError, r"Compression\.of\(Int8\("),
         ({"compression": compression, "op": hvd.Adasum}, ValueError, "op='adasum'"),
         ({"compression": compression, "gradient_predivide_factor": 2.0}, ValueError, "gradient_predivide_factor"),
     ):

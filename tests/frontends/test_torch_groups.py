@@ -125,13 +125,13 @@ def means_of_integers(path: str) -> None:
 def wrong_calls(path: str) -> None:
     with group(path) as (rank, size):
         world, x = dist.group.WORLD, torch.ones(2)
-        with pytest.raises(TypeError, match=r"allreduce: got .*'root'.* takes AllreduceOptions or op"):
+        with pytest.raises(TypeError, match=r"allreduce: .*'root'.* AllreduceOptions or op"):
             world.allreduce(x, root=1)
-        with pytest.raises(TypeError, match=r"broadcast: got \[1, 2, 3\] after the tensors"):
+        with pytest.raises(TypeError, match=r"broadcast: .*\[1, 2, 3\]"):
             world.broadcast(x, 1, 2, 3)
         with pytest.raises(TypeError, match="missing"):
             world.allgather()
-        with pytest.raises(ValueError, match=r"op=AVG: 2 tensors; must be one, or op one of SUM"):
+        with pytest.raises(ValueError, match=r"op=AVG: 2 tensors; .*SUM"):
             world.allreduce([x, x.clone()], dist.ReduceOp.AVG)
         for dtype in (torch.int64, torch.uint8, torch.bool):
             with pytest.raises(RuntimeError):
@@ -142,7 +142,7 @@ def wrong_calls(path: str) -> None:
             world.allreduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG)
         with pytest.raises(ValueError, match="op=SUM: 0 tensors"):
             world.allreduce([])
-        with pytest.raises(ValueError, match=r"several must be alike"):
+        with pytest.raises(ValueError, match=r"tensors: .*shapes"):
             world.allreduce([x, torch.ones(1)])
         mixed, outputs = [x, torch.ones(2, dtype=torch.int32)], [x.clone(), x.clone()]
         for call in (
@@ -150,11 +150,11 @@ def wrong_calls(path: str) -> None:
             lambda: world.reduce_scatter(outputs[:1], [mixed]),
             lambda: world.scatter(outputs[:1], [mixed], root=rank),
         ):
-            with pytest.raises(TypeError, match=r"input_tensors: are of dtypes torch.float32 and torch.int32"):
+            with pytest.raises(TypeError, match=r"input_tensors: .*torch.float32 and torch.int32"):
                 call()
         opts = dist.BroadcastOptions()
         opts.rootTensor = 2
-        with pytest.raises(ValueError, match=r"rootTensor=2: must be the number of one of the 2 tensors"):
+        with pytest.raises(ValueError, match=r"rootTensor=2: .*2 tensors"):
             world.broadcast([x, x.clone()], opts)
         for asynchronous in (False, True):
             if rank == 0:  # the others do not count it: operations in callbacks are matched by the count

@@ -65,7 +65,7 @@ def test_tensors_of_all_kinds(compression: Any) -> None:
 
 
 def test_bad_parameters() -> None:
-    with pytest.raises(TypeError, match=r"params\['n'\]: is of int64; only floats can be averaged"):
+    with pytest.raises(TypeError, match=r"params\['n'\]: .*int64.*floats"):
         DiLoCo({"n": torch.zeros(3, dtype=torch.int64)})
-    with pytest.raises(TypeError, match="must be Tensor or a dict, list or tuple, not ndarray"):
+    with pytest.raises(TypeError, match=r"Tensor .*tuple, not ndarray"):
         DiLoCo(np.zeros(3))

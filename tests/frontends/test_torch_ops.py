@@ -174,17 +174,17 @@ def mistakes(rank: int, size: int) -> None:
         with pytest.raises(ValueError, match="splits"):
             hvd.alltoall(torch.ones(2), splits)
     for alltoall in (hvd.alltoall, hvd.alltoall_async):
-        with pytest.raises(ValueError, match=r"tensor: its shape, \(3,\), has no first dimension that 2 ranks"):
+        with pytest.raises(ValueError, match=r"tensor: .*\(3,\).* first dimension .*2 ranks"):
             alltoall(torch.ones(3))
-        with pytest.raises(ValueError, match=r"tensor: its shape, \(\),"):
+        with pytest.raises(ValueError, match=r"tensor: .*\(\),"):
             alltoall(torch.tensor(1.0), [1, 1])
     with pytest.raises(ValueError, match="root_rank=7"):
         hvd.broadcast(torch.ones(2), 7)
     with pytest.raises(ValueError, match="op='median'"):
         hvd.allreduce(torch.ones(2), op="median")
-    with pytest.raises(hvd.HorovodInternalError, match="Average and Sum only"):
+    with pytest.raises(hvd.HorovodInternalError, match="Average and Sum"):
         hvd.reducescatter(torch.ones(2), op=hvd.Max)
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="op and average"):
         hvd.allreduce(torch.ones(2), average=True, op=hvd.Sum)
     with pytest.raises(TypeError, match="dense"):
         hvd.allreduce(torch.ones(2).to_sparse())
@@ -252,7 +252,7 @@ def sets(rank: int, size: int) -> None:
         assert hvd.broadcast(torch.tensor([rank]), 2, process_set=both).item() == 2
         assert hvd.broadcast_object(rank, 2, process_set=both) == 2
     else:
-        with pytest.raises(ValueError, match="rank 1 is not in it"):
+        with pytest.raises(ValueError, match=r"rank 1 .*not in"):
             hvd.allreduce(torch.ones(1), process_set=both)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
     assert hvd.remove_process_set(both)

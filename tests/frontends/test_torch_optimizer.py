@@ -173,7 +173,7 @@ def by_hand(rank: int, size: int) -> None:
     with pytest.raises(AssertionError, match="backward_passes_per_step"):
         torch.nn.functional.mse_loss(net(x[1][rank::size]), y[1][rank::size]).backward()
     optimizer.synchronize()
-    text = r"optimizer.step\(\) called without optimizer.skip_synchronize\(\) context after optimizer.synchronize\(\)"
+    text = r"optimizer.step\(\) .*optimizer.skip_synchronize\(\) .*optimizer.synchronize\(\)"
     with pytest.warns(UserWarning, match=text):
         optimizer.step()
     optimizer.set_backward_passes_per_step(2)
@@ -243,9 +243,9 @@ def test_a_rank_outside_of_the_process_set_steps_by_itself(pool: Pools) -> None:
 
 
 def test_an_optimizer_needs_a_world() -> None:
-    with pytest.raises(ValueError, match="no world"):  # Horovod's; it is a RuntimeError too
+    with pytest.raises(ValueError, match=r"ronde\.init\(\)"):  # Horovod's; it is a RuntimeError too
         hvd.rank()
-    with pytest.raises(RuntimeError, match="no world"):
+    with pytest.raises(RuntimeError, match=r"ronde\.init\(\)"):
         hvd.DistributedOptimizer(torch.optim.SGD(Plain().parameters(), lr=0.1))
 
 
@@ -364,7 +364,7 @@ def kept(rank: int, size: int, on: bool) -> None:
     assert net.weight.grad is not None
     old = net.weight.grad[:, :1]
     assert old.item() == 2.0
-    with pytest.warns(UserWarning, match=r"take gradient\.clone\(\)") if on else contextlib.nullcontext():
+    with pytest.warns(UserWarning, match=r"gradient\.clone\(\)") if on else contextlib.nullcontext():
         gradients_of(net, optimizer, 3 * x)
     assert old.item() == (6.0 if on else 2.0)
     optimizer.zero_grad()
@@ -588,7 +588,7 @@ def normalisation(rank: int, size: int) -> None:
         (got**3).sum().backward()
         (right**3).sum().backward()
         assert torch.allclose(mine.grad, full.grad[share], atol=1e-6)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
+    with pytest.raises(RuntimeError, match="twice"):
         torch.autograd.grad(ours(mine.float()).pow(3).sum(), mine, create_graph=True)[0].sum().backward()
 
 

@@ -319,7 +319,7 @@ def test_a_gradient_that_the_program_changes_on_its_way_is_an_error(world: World
             (2 * comm.rank * one.sum()).backward()
             if step % 2:
                 torch.nn.utils.clip_grad_norm_([one], 1e-3)
-                with pytest.raises(ValueError, match="gradient of 'one', of 1: the program has changed it"):
+                with pytest.raises(ValueError, match=r"gradient of 'one', of 1: .*changed"):
                     optimizer.step()
             else:
                 optimizer.step()

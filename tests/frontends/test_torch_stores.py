@@ -52,5 +52,5 @@ def test_a_store_that_never_answers_is_an_error_in_time() -> None:
     theirs = torch.distributed.HashStore()
     with contextlib.ExitStack() as earlier:
         open_store(theirs, 0, time.monotonic() + 10, earlier, None)
-    with contextlib.ExitStack() as resources, pytest.raises(RendezvousError, match="no connection to the store at tcp"):
+    with contextlib.ExitStack() as resources, pytest.raises(RendezvousError, match="store at tcp://"):
         open_store(theirs, 1, time.monotonic() + 0.3, resources, None)

@@ -201,6 +201,7 @@ def test_coalescing_by_device_is_refused_and_leaves_the_group_usable(pool: Pools
     pool(2).run(coalescing, free_port())
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex32])
 def test_a_tensor_without_memory_is_refused(worlds: Worlds, dtype: torch.dtype) -> None:
     """FSDP frees the memory of gathered parameters; to read it would end the process."""
@@ -210,7 +211,7 @@ def test_a_tensor_without_memory_is_refused(worlds: Worlds, dtype: torch.dtype) 
         freed.untyped_storage().resize_(0)
         for tensor in (freed, freed.view(1, 3), torch._efficientzerotensor((3,), dtype=dtype)):
             for call in (hvd.allgather, lambda x: hvd.broadcast(x, 0), lambda x: hvd.broadcast_(x, 0)):
-                with pytest.raises(ValueError, match="has 3 elements, but no memory"):
+                with pytest.raises(ValueError, match=r"3 elements, .*no memory"):
                     call(tensor)
         assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [1, 1]
 

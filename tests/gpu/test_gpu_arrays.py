@@ -121,17 +121,17 @@ def test_names_of_algorithms() -> None:
     def body(comm: Communicator, cupy: Any) -> None:
         x = cupy.asarray(np.ones(4, np.float32))
         same(host(comm.allreduce(x, algorithm="native")), np.full(4, 2, np.float32))
-        with pytest.raises(ValueError, match="algorithm='native': it is for arrays on GPUs"):
+        with pytest.raises(ValueError, match=r"algorithm='native': .*arrays on GPUs"):
             comm.allreduce(np.ones(4), algorithm="native")
-        with pytest.raises(ValueError, match="algorithm='native': NCCL has no int16"):
+        with pytest.raises(ValueError, match=r"algorithm='native': NCCL .*int16"):
             comm.allreduce(x.astype(np.int16), algorithm="native")
-        with pytest.raises(ValueError, match="algorithm='native': it does not combine in the fixed order"):
+        with pytest.raises(ValueError, match=r"algorithm='native': .*fixed order"):
             comm.allreduce(x, algorithm="native", reproducible=True)
-        with pytest.raises(ValueError, match="algorithm='direct': it needs one-sided windows"):
+        with pytest.raises(ValueError, match=r"algorithm='direct': .*windows"):
             comm.allreduce(x, algorithm="direct")
-        with pytest.raises(ValueError, match=r"algorithm='pairwise': it cannot be used .* with splits"):
+        with pytest.raises(ValueError, match=r"algorithm='pairwise': .*splits"):
             comm.alltoall(x, [2, 2], algorithm="pairwise")
-        with pytest.raises(ValueError, match=r"algorithm='magic'.*must be one of .*native"):
+        with pytest.raises(ValueError, match=r"algorithm='magic'.*native"):
             comm.allreduce(x, algorithm="magic")
         same(host(comm.allreduce(x)), np.full(4, 2, np.float32))
 
@@ -196,34 +196,32 @@ def test_bad_arguments_are_found_before_anything_is_sent(transport: str, nccl: b
     def body(comm: Communicator, cupy: Any) -> None:
         x = cupy.asarray(np.ones(6, np.float32))
         bad: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
-            ("allreduce", (x, "median"), {}, ValueError, "op='median': must be one of"),
-            ("allreduce", (x, "band"), {}, TypeError, "op='band': not defined for float32"),
-            ("allreduce", (x,), {"out": np.empty(6, np.float32)}, TypeError, "out: must be on a GPU, as x is"),
-            ("allreduce", (x,), {"out": x[:5]}, ValueError, r"out: has shape \(5,\), must have \(6,\)"),
-            ("allreduce", (x,), {"out": x.astype(np.int32)}, TypeError, "out: has dtype int32, must have float32"),
-            ("allreduce", (x,), {"timeout": 0}, ValueError, "timeout=0: must be a positive"),
-            ("allreduce", (x,), {"stream": "fast"}, TypeError, "stream='fast': must have __cuda_stream__, or"),
-            ("allreduce", (x,), {"stream": True}, TypeError, "stream=True: must have"),
+            ("allreduce", (x, "median"), {}, ValueError, "op='median': .*sum, "),
+            ("allreduce", (x, "band"), {}, TypeError, "op='band': .*float32"),
+            ("allreduce", (x,), {"out": np.empty(6, np.float32)}, TypeError, "out: .*GPU"),
+            ("allreduce", (x,), {"out": x[:5]}, ValueError, r"out: .*\(5,\).* \(6,\)"),
+            ("allreduce", (x,), {"out": x.astype(np.int32)}, TypeError, "out: .*int32, .*float32"),
+            ("allreduce", (x,), {"timeout": 0}, ValueError, "timeout=0: .*positive"),
+            ("allreduce", (x,), {"stream": "fast"}, TypeError, "stream='fast': .*__cuda_stream__"),
+            ("allreduce", (x,), {"stream": True}, TypeError, "stream=True: .*__cuda_stream__"),
             (
                 "allreduce",
                 (np.ones(6),),
                 {"stream": 5},
                 ValueError,
-                "stream=5: must be None, because x is not on a GPU",
+                "stream=5: .*None.* x .*GPU",
             ),
-            ("broadcast", (x, 7), {}, ValueError, "root=7: must be a rank"),
-            ("reduce", (x, "sum", "0"), {}, TypeError, "root='0': must be an int"),
-            ("reduce_scatter", (x,), {"counts": [1]}, ValueError, r"counts=\[1\]: must be "),
-            ("scatter", (cupy.asarray(np.float32(3)), comm.rank), {}, ValueError, "x: has no axis to split"),
-            ("grouped_allreduce", ([x, x],), {"out": [x]}, ValueError, "out: has 1 arrays, must have 2"),
+            ("broadcast", (x, 7), {}, ValueError, "root=7: .*rank"),
+            ("reduce", (x, "sum", "0"), {}, TypeError, "root='0': .* int"),
+            ("reduce_scatter", (x,), {"counts": [1]}, ValueError, r"counts=\[1\]: "),
+            ("scatter", (cupy.asarray(np.float32(3)), comm.rank), {}, ValueError, "x: .*axis"),
+            ("grouped_allreduce", ([x, x],), {"out": [x]}, ValueError, "out: .*1 arrays.* 2"),
         ]
         for method, args, kwargs, kind, message in bad:
             with pytest.raises(kind, match=message):
                 getattr(comm, method)(*args, **kwargs)
         mixed = [x, np.ones(6, np.float32)]
-        with pytest.raises(
-            TypeError, match=r"xs\[1\]: must be on a GPU, as the other arguments are; it is a numpy.ndarray"
-        ):
+        with pytest.raises(TypeError, match=r"xs\[1\]: .*GPU.*numpy\.ndarray"):
             comm.grouped_allreduce(mixed)
         same(host(comm.allreduce(x)), np.full(6, size, np.float32))
 
@@ -241,7 +239,7 @@ def test_a_call_on_the_host_beside_one_on_gpus_is_a_mismatch() -> None:
             comm.allreduce(x if comm.rank else cupy.asarray(x))
             comm.barrier()  # the work of rank 0 has only been enqueued
 
-        with pytest.raises(MismatchError, match="the ranks' calls do not fit together"):
+        with pytest.raises(MismatchError):
             call_and_see()
 
     with gpus() as some, some.world(2) as world:
@@ -269,7 +267,7 @@ def test_one_gpu_per_communicator() -> None:
         comm.allreduce(cupy.asarray(np.ones(3)))
         with cupy.cuda.Device(2):
             x = cupy.asarray(np.ones(3))
-        with pytest.raises(ValueError, match=r"x: is on GPU 2; must be on GPU [01], which this communicator has used"):
+        with pytest.raises(ValueError, match=r"x: .*GPU 2; .*GPU [01]\b"):
             comm.allreduce(x)
 
     with gpus() as some, some.world(2) as world:
@@ -299,7 +297,7 @@ def test_nccl_by_name_insists(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def body(comm: Communicator, cupy: Any) -> None:
         for _ in range(2):
-            with pytest.raises(ConnectError, match=r"rank 0 .* and rank 1 .* use the same GPU"):
+            with pytest.raises(ConnectError, match=r"rank 0 .*rank 1 .*same GPU"):
                 comm.allreduce(cupy.asarray(np.ones(3)))
         np.testing.assert_array_equal(comm.allreduce(np.ones(3)), np.full(3, 2))
 
@@ -334,7 +332,7 @@ def test_auto_goes_through_the_host_where_ranks_share_a_gpu(caplog: pytest.LogCa
         some.run(world, add_twice)
         assert [api.calls for api in some.apis] == [[]] * 2
     (said,) = [record.getMessage() for record in caplog.records if "through the host" in record.getMessage()]
-    assert "use the same GPU" in said
+    assert "same GPU" in said
 
 
 def test_auto_without_the_wheel_goes_through_the_host() -> None:
@@ -362,7 +360,7 @@ def test_auto_where_one_rank_has_no_gpu() -> None:
 def test_auto_with_another_companion() -> None:
     with (
         gpus() as some,
-        pytest.raises(ConfigError, match="device='tcp': must be a transport that can accompany another, or empty"),
+        pytest.raises(ConfigError, match=r"device='tcp': .*transport"),
         some.world(1, "auto", auto={"device": "tcp"}),
     ):
         pass

@@ -122,7 +122,7 @@ def test_it_has_all_that_is_asked_of_it(api: Any) -> None:
 @needs_the_packages
 def test_an_old_nccl4py_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transports.nccl.real.version", lambda name: "0.4.1")
-    with pytest.raises(ConfigError, match=r"nccl4py is 0\.4\.1, it must be 0\.5 or newer"):
+    with pytest.raises(ConfigError, match=r"nccl4py .*0\.4\.1, .*0\.5 "):
         load()
 
 

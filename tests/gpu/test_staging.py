@@ -217,7 +217,7 @@ def test_events_that_never_happen_are_not_waited_for_for_ever() -> None:
     class Never:
         done = False
 
-    with pytest.raises(DeadlineExceeded, match="the GPU did not complete in time: a copy"):
+    with pytest.raises(DeadlineExceeded, match=r"GPU .*: a copy"):
         devices.wait_until_done(Never(), time.monotonic() + 0.05, lambda: None, "a copy")
 
 

@@ -92,7 +92,7 @@ def test_empty_frames_without_end_are_noticed() -> None:
     ring.control[0] = 2**60
     bell = Doorbell(memoryview(bytearray(8)), 0)
     incoming = Incoming(1, ring, bell, lambda kind, tag, check, length: Arrived(length))
-    with pytest.raises(TransportError, match="as written, but"):
+    with pytest.raises(TransportError, match=r"as written, but .*read"):
         incoming.drain()
 
 
@@ -192,7 +192,7 @@ def test_a_rank_sends_any_header(
             expected.wait(time.monotonic() + 0.005)
         if kind > 1:
             assert isinstance(sane.failure, PeerLost)
-            assert f"a frame of unknown kind {kind}" in str(sane.failure)
+            assert f"unknown kind {kind}" in str(sane.failure)
 
 
 def test_a_frame_without_end_is_not_believed(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_frame_without_end_is_not_believed(tmp_path: Path) -> None:
 def test_an_impossible_counter_is_the_loss_of_its_writer(tmp_path: Path) -> None:
     with pair(tmp_path) as (sane, mad):
         ring_out(mad, 2**60)
-        with pytest.raises(PeerLost, match=r"rank 0 lost rank 1 .*, which wrote invalid data"):
+        with pytest.raises(PeerLost, match=r"rank 0 lost rank 1 .*, .*invalid data"):
             sane.irecv(1, 1, memoryview(bytearray(40))).wait(soon())
 
 
@@ -332,7 +332,7 @@ def test_no_other_file_is_removed(tmp_path: Path) -> None:
         precious.write_bytes(b"")
         with pair(tmp_path / "segments") as (sane, mad):
             shm_link(mad).offer(0, pack({"key": "window", "ranks": [1, 0], "nbytes": 1, "path": str(precious)}))
-            with pytest.raises(PeerLost, match="not a valid offer of a window"):
+            with pytest.raises(PeerLost, match="valid offer"):
                 sane.irecv(1, 1, memoryview(bytearray(1))).wait(soon())
         assert precious.exists()
 
@@ -344,11 +344,11 @@ def test_offers_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             shm_link(mad).offer(
                 0, pack({"key": str(number), "ranks": [1, 0], "nbytes": 1, "error": "none", "room": True})
             )
-        with pytest.raises(PeerLost, match=r"an offer of .* with 3 offers unanswered"):
+        with pytest.raises(PeerLost, match=r"offer of .*3 offers"):
             sane.irecv(1, 1, memoryview(bytearray(1))).wait(soon())
     with pair(tmp_path) as (sane, mad):
         shm_link(mad).lane_to(0).queue(OFFER, 0, 0, memoryview(bytes(70_000)), mad.sent)
-        with pytest.raises(PeerLost, match="an offer of 70000 bytes"):
+        with pytest.raises(PeerLost, match="offer of 70000 bytes"):
             sane.irecv(1, 1, memoryview(bytearray(1))).wait(soon())
 
 

@@ -325,7 +325,7 @@ def test_files_are_anything(tmp_path_factory: pytest.TempPathFactory, data: byte
 def test_numbers_beyond_all_bounds_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "ronde.toml"
     path.write_text(f"timeout = {10**400}")
-    with pytest.raises(ConfigError, match="must be a number"):
+    with pytest.raises(ConfigError, match=r"timeout=.*number"):
         Config.load(environment={}, directory=tmp_path)
 
 
@@ -357,9 +357,9 @@ def test_names_of_files_are_anything(name: str, tmp_path: Path) -> None:
 def test_tables_in_tables_end_somewhere(tmp_path: Path) -> None:
     path = tmp_path / "deep.toml"
     path.write_text("x = " + "[" * 50_000)
-    with pytest.raises(ConfigError, match="cannot be read as TOML"):
+    with pytest.raises(ConfigError, match="TOML"):
         Config.load(environment={"RONDE_CONFIG": str(path)})
-    with pytest.raises(ConfigError, match="cannot be read as TOML"):
+    with pytest.raises(ConfigError, match="TOML"):
         Rules.read(str(path))
 
 

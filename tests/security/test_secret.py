@@ -229,7 +229,7 @@ def test_nothing_is_unpickled_without_a_secret(secret: bytes, caught: bool, monk
                 if secret:
                     call()
                 else:
-                    with pytest.raises(TransportError, match="not authenticated: give the job a secret"):
+                    with pytest.raises(TransportError, match=r"not authenticated: .*secret"):
                         call()
             assert comm.allreduce(1.0) == 2.0
 
@@ -299,7 +299,7 @@ def test_all_interfaces_cannot_be_chosen(interface: str) -> None:
         groups(2)[0],
         collectives.Config.load({"tcp": {"interface": interface}}, environment={}).transport_options("tcp"),
     )
-    with pytest.raises(ConfigError, match="must be one address, not all of them"):
+    with pytest.raises(ConfigError, match="address, not all"):
         transport.open(soon())
     transport.close(soon())
 

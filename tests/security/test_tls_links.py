@@ -190,7 +190,7 @@ def refused(members: list[TcpTransport], caplog: pytest.LogCaptureFixture) -> tu
     def call() -> str:
         try:
             with pytest.raises(
-                (ConnectError, PeerLost), match=r"cannot connect to rank 0 \(.*\) at 127.0.0.1, port"
+                (ConnectError, PeerLost), match=r"connect to rank 0 \(.*\) at 127\.0\.0\.1, port"
             ) as caught:
                 send(b, 0, 1, b"abc")
             return str(caught.value)
@@ -207,11 +207,11 @@ def test_a_plain_rank_and_one_with_tls_name_the_reason(files: Files, caplog: pyt
     with ranks(None, files.load()) as members:
         raised, logged = refused(members, caplog)
     assert "protocol version" in raised
-    assert "what it sent is TLS: is TLS set at one end only?" in logged
+    assert "TLS set at one end only" in logged
     caplog.clear()
     with ranks(files.load(), None) as members:
         raised, logged = refused(members, caplog)
-    assert "what it sent is TLS: is TLS set at one end only?" in raised
+    assert "TLS set at one end only" in raised
     assert "it does not speak TLS" in logged
 
 
@@ -220,14 +220,14 @@ def test_a_rank_with_an_unknown_certificate_names_the_reason(
 ) -> None:
     with ranks(files.load(), strange_files.load()) as members:
         raised, logged = refused(members, caplog)
-    assert "its certificate is not accepted" in raised
-    assert "refused the handshake of TLS: tlsv1 alert unknown ca" in logged
+    assert "certificate is not accepted" in raised
+    assert "handshake of TLS: tlsv1 alert unknown ca" in logged
     caplog.clear()
     trusting = Files(strange_files.certificate, strange_files.key, files.ca)
     with ranks(files.load(), trusting.load()) as members:
         raised, logged = refused(members, caplog)
-    assert "refused the handshake of TLS: tlsv1 alert unknown ca" in raised
-    assert "its certificate is not accepted" in logged
+    assert "handshake of TLS: tlsv1 alert unknown ca" in raised
+    assert "certificate is not accepted" in logged
 
 
 def test_an_expired_rank_is_refused(authority: Authority, files: Files, caplog: pytest.LogCaptureFixture) -> None:
@@ -323,7 +323,7 @@ def store_error(server: TcpStoreServer, tls: Tls | None) -> str:
 
 def test_a_store_with_tls_and_a_client_without_name_the_reason(files: Files) -> None:
     with TcpStoreServer("127.0.0.1", secret=SECRET, tls=files.load()) as server:
-        assert "what it sent is TLS: is TLS set at one end only?" in store_error(server, None)
+        assert "TLS set at one end only" in store_error(server, None)
         with contextlib.closing(TcpStore(*server.address, SECRET, tls=files.load())) as client:
             client.set("key", b"still served")
     with TcpStoreServer("127.0.0.1", secret=SECRET) as server:
@@ -337,12 +337,12 @@ def test_a_store_and_a_client_with_certificates_that_do_not_fit(
 ) -> None:
     trusting = Files(strange_files.certificate, strange_files.key, files.ca)
     with TcpStoreServer("127.0.0.1", secret=SECRET, tls=files.load()) as server:
-        assert "its certificate is not accepted" in store_error(server, strange_files.load())
+        assert "certificate is not accepted" in store_error(server, strange_files.load())
         assert "tlsv1 alert unknown ca" in store_error(server, trusting.load())
         assert "certificate expired" in store_error(server, authority.end(expired=True).load())
         with (
             contextlib.closing(TcpStore(*server.address, b"another secret, long", tls=files.load())) as liar,
-            pytest.raises(RendezvousError, match="does not know the job's secret"),
+            pytest.raises(RendezvousError, match="job's secret"),
         ):
             liar.set("key", b"")
 
@@ -352,7 +352,7 @@ def test_a_relay_to_the_store_is_refused(authority: Authority) -> None:
         TcpStoreServer("127.0.0.1", secret=SECRET, tls=authority.end().load()) as server,
         in_the_middle(server.address, authority.end().load()) as relay,
         contextlib.closing(TcpStore(*relay, SECRET, tls=authority.end().load())) as client,
-        pytest.raises(RendezvousError, match="closed by the other end"),
+        pytest.raises(RendezvousError, match="closed by"),
     ):
         client.set("key", b"")
 

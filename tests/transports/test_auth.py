@@ -28,7 +28,7 @@ def test_messages_have_the_lengths_that_are_promised() -> None:
 
 
 def test_client_refuses_a_server_without_the_secret() -> None:
-    with pytest.raises(ConnectError, match="does not know the job's secret"):
+    with pytest.raises(ConnectError, match="job's secret"):
         shake(auth.Client(SECRET, b"p"), auth.Server(SECRET[::-1], b"p"))
 
 
@@ -36,7 +36,7 @@ def test_server_refuses_a_client_without_the_secret() -> None:
     client, server = auth.Client(SECRET, b"p"), auth.Server(SECRET, b"p")
     server.challenge(client.hello)
     for guess in (b"", bytes(auth.PROOF_BYTES)):
-        with pytest.raises(ConnectError, match="does not know the job's secret"):
+        with pytest.raises(ConnectError, match="job's secret"):
             server.verify(guess)
 
 
@@ -48,9 +48,9 @@ def test_challenge_sent_back_is_no_proof() -> None:
 
 
 def test_another_purpose_is_refused() -> None:
-    with pytest.raises(ConnectError, match="another job, generation or service"):
+    with pytest.raises(ConnectError, match="another job"):
         shake(auth.Client(SECRET, b"store"), auth.Server(SECRET, b"link"))
-    with pytest.raises(ConnectError, match="it refused: it belongs to another job or generation"):
+    with pytest.raises(ConnectError, match=r"refused: .*another job"):
         auth.Client(SECRET, b"store").answer(auth.REFUSAL)
 
 
@@ -77,6 +77,6 @@ def test_secrets() -> None:
     assert auth.new_secret() != auth.new_secret()
     assert auth.check_secret(b"") == b""
     assert auth.check_secret(SECRET) == SECRET
-    with pytest.raises(ConfigError, match="has 5 bytes: at least 16") as caught:
+    with pytest.raises(ConfigError, match=r"5 bytes: .*16") as caught:
         auth.check_secret(b"short")
     assert "short" not in str(caught.value)

@@ -156,9 +156,9 @@ def test_a_host_that_cannot_use_its_link_says_so_once(
 
 def test_a_rank_that_is_missing_is_named() -> None:
     transports = [auto()(group) for group in groups(2)]
-    with pytest.raises(DeadlineExceeded, match=r"^rank 1 \(localhost, pid \d+\) did not open the transport in time$"):
+    with pytest.raises(DeadlineExceeded, match=r"^rank 1 \(localhost, pid \d+\) did not open"):
         transports[0].open(time.monotonic() + 0.05)
-    with pytest.raises(DeadlineExceeded, match=r"^rank 1 \(localhost, pid \d+\) did not open the transport in time$"):
+    with pytest.raises(DeadlineExceeded, match=r"^rank 1 \(localhost, pid \d+\) did not open"):
         transports[0].isend(0, 0, memoryview(b""))
     transports[0].close(soon())
     transports[1].close(soon())
@@ -234,7 +234,7 @@ def test_a_deadline_may_be_the_cause_of_an_abort() -> None:
 
 
 def test_ranks_are_numbered_as_in_the_group() -> None:
-    text = r"^rank 2 \(localhost, pid \d+\) closed its transport while rank 1 was waiting"
+    text = r"^rank 2 \(localhost, pid \d+\) closed .*rank 1\b"
 
     def body(transport: Transport) -> None:
         if transport.rank == 1:
@@ -393,7 +393,7 @@ def test_windows_are_those_of_the_host() -> None:
         assert onesided.reaches((2, 0))
         assert not onesided.reaches((0, 1))
         assert not onesided.reaches((0, 1, 2))
-        with pytest.raises(ValueError, match=r"ranks=\(0, 1\): must be distinct ranks among 0, 2"):
+        with pytest.raises(ValueError, match=r"ranks=\(0, 1\): .*ranks among 0, 2"):
             onesided.expose("v", (0, 1), 8, soon())
         window = onesided.expose("w", (2, 0), 8, soon())
         assert window.ranks == (2, 0)
@@ -443,7 +443,7 @@ def test_opened_once() -> None:
     assert not transport.authenticated
     assert transport.ability(OneSided) is None
     transport.open(soon())
-    with pytest.raises(ClosedError, match="opened before"):
+    with pytest.raises(ClosedError, match="opened"):
         transport.open(soon())
     assert transport.ability(OneSided) is not None
     transport.close(soon())
@@ -474,11 +474,11 @@ def test_close_reports_unreceived_frames() -> None:
 def test_options() -> None:
     assert Options() == Options("shm", "tcp")
     for setting in ("intra", "inter"):
-        with pytest.raises(ConfigError, match=f"{setting}='auto': must be a transport that has links"):
+        with pytest.raises(ConfigError, match=rf"{setting}='auto': .* links, .*'shm' or 'tcp'"):
             registry.make_options("auto", {setting: ("auto", "test")})
     with pytest.raises(ConfigError, match=r"ring_bytes='x' \(from setting intra_options of transport 'auto'\)"):
         AutoTransport(groups(1)[0], Options(intra_options=("ring_bytes=x",)))
-    with pytest.raises(ConfigError, match="unknown transport 'lokal'"):
+    with pytest.raises(ConfigError, match=r"transport 'lokal' .*'local'"):
         AutoTransport(groups(1)[0], Options("lokal"))
 
 

@@ -82,7 +82,7 @@ def test_urls_of_stores(tmp_path: Path) -> None:
     ],
 )
 def test_other_urls_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"^store=.*: must be tcp://host:port, file:///directory, or memory:"):
+    with pytest.raises(ConfigError, match=r"^store=.*tcp://.*file:///.*memory:"):
         open_store(url, SECRET, soon())
 
 
@@ -90,7 +90,7 @@ def test_opening_does_no_io(tmp_path: Path) -> None:
     open_store("tcp://192.0.2.1:9", SECRET, soon()).close()
     open_store((tmp_path / "store").as_uri(), SECRET, soon()).close()
     assert os.listdir(tmp_path) == []
-    with pytest.raises(ConfigError, match="has 3 bytes"):
+    with pytest.raises(ConfigError, match="3 bytes"):
         open_store("tcp://192.0.2.1:9", b"abc", soon())
 
 
@@ -204,7 +204,7 @@ def test_the_others_meet_without_a_rank_that_was_given_up(store: Store) -> None:
         give_up(store, 2, 4)
         groups = [found.result(60) for found in there]
     assert [(group.rank, group.size, group.numbers) for group in groups] == [(0, 2, (1, 3)), (1, 2, (1, 3))]
-    with pytest.raises(RendezvousError, match=r"the launcher has given up rank 2 of 4, since its process had ended"):
+    with pytest.raises(RendezvousError, match=r"launcher .*rank 2 of 4\b.*process"):
         join(2, 4, store, secret=SECRET, deadline=soon())
 
 
@@ -223,14 +223,12 @@ def test_a_rank_that_has_entered_is_not_given_up(store: Store) -> None:
 def test_a_rank_that_is_not_in_the_table_was_given_up(store: Store, alone: bool) -> None:
     given_up = pack([])
     store.set("generation-0/members", pack_table([given_up, given_up if alone else pack_member(this_member())]))
-    with pytest.raises(RendezvousError, match="the launcher has given up rank 0 of 2, since its process had ended"):
+    with pytest.raises(RendezvousError, match=r"launcher .*rank 0 of 2\b.*process"):
         join(0, 2, store, generation=0, deadline=soon())
 
 
 def test_all_missing_ranks_are_named(store: Store) -> None:
-    with pytest.raises(
-        DeadlineExceeded, match=r"^ranks 0-2, 4, 5 of 6 did not come within \S+ s \(rank 3 \("
-    ) as caught:
+    with pytest.raises(DeadlineExceeded, match=r"^ranks 0-2, 4, 5 of 6 .* s \(rank 3 \(") as caught:
         join(3, 6, store, deadline=soon(0.05))
     assert caught.value.peer == 0
 
@@ -249,7 +247,7 @@ def test_whoever_gives_up_first_speaks_for_all(store: Store) -> None:
         patient = {rank: pool.submit(join, rank, 4, store, deadline=soon(60)) for rank in (0, 3)}
         for rank in patient:
             store.get(f"generation-0/members/row/{rank}", soon())
-        text = r"^rank 2 of 4 did not come within \S+ s \(rank 1 \("
+        text = r"^rank 2 of 4 .* s \(rank 1 \("
         with pytest.raises(DeadlineExceeded, match=text):
             join(1, 4, store, deadline=soon(0.05))
         for rank, meeting in patient.items():
@@ -267,7 +265,7 @@ def test_two_processes_of_one_rank_both_learn_of_each_other(store: Store, monkey
         first = pool.submit(join, 2, 4, store, deadline=soon(60))
         store.get("generation-0/members/row/2", soon())
         monkeypatch.setattr(bootstrap, "this_member", lambda: Member("h", "node2", 22))
-        text = r"two processes have rank 2 of 4: node1, pid 11, and node2, pid 22"
+        text = r"rank 2 of 4: node1, pid 11, and node2, pid 22"
         with pytest.raises(RendezvousError, match=text):
             join(2, 4, store, deadline=soon(60))
         with pytest.raises(RendezvousError, match=text):
@@ -276,7 +274,7 @@ def test_two_processes_of_one_rank_both_learn_of_each_other(store: Store, monkey
 
 def test_duplicate_that_comes_late_does_not_disturb_the_group(store: Store) -> None:
     table = meet([store] * 2) and store.get("generation-0/members", soon())
-    with pytest.raises(RendezvousError, match="two processes have rank 1 of 2"):
+    with pytest.raises(RendezvousError, match=r"processes .*rank 1 of 2"):
         join(1, 2, store, deadline=soon())
     assert store.get("generation-0/members", soon()) == table
 
@@ -284,7 +282,7 @@ def test_duplicate_that_comes_late_does_not_disturb_the_group(store: Store) -> N
 def test_duplicate_of_a_rank_that_died_at_once(store: Store) -> None:
     store.set("generation-0/members/size", b"2")
     store.add("generation-0/members/taken/1", 1)
-    with pytest.raises(RendezvousError, match="rank 1 of 2: a process without a description, and "):
+    with pytest.raises(RendezvousError, match=r"rank 1 of 2: .*without a description, and "):
         join(1, 2, store, deadline=soon())
 
 
@@ -295,7 +293,7 @@ def test_sizes_that_differ_are_refused_on_both_sides(
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(join, *founder, store, deadline=soon(60))
         store.get("generation-0/members/row/0", soon())
-        text = rf"^the size differs: rank 0 \(.*\) says {founder[1]}, rank {other[0]} \(.*\) says {other[1]}$"
+        text = rf"size .*rank 0 \(.*\) says {founder[1]}, rank {other[0]} \(.*\) says {other[1]}$"
         with pytest.raises(RendezvousError, match=text):
             join(*other, store, deadline=soon(60))
         with pytest.raises(RendezvousError, match=text):
@@ -306,7 +304,7 @@ def test_all_came_but_the_last_died_before_it_said_so(store: Store) -> None:
     for rank in (0, 2):
         store.put_row("generation-0/members", rank, 3, pack_member(this_member()))
     store.add("generation-0/members/count", -1)
-    with pytest.raises(DeadlineExceeded, match="all 3 ranks came, but the last did not announce the group within"):
+    with pytest.raises(DeadlineExceeded, match=r"all 3 ranks came.*announce"):
         join(1, 3, store, deadline=soon(0.02))
 
 
@@ -315,13 +313,13 @@ def test_junk_in_the_store_is_an_error(store: Store, junk: bytes) -> None:
     for value in (junk, pack_table([junk, junk])):
         scoped = store.prefixed(f"with {value.hex()}")
         scoped.set("generation-0/members", value)
-        with pytest.raises(RendezvousError, match=r"the store holds (something|a value)"):
+        with pytest.raises(RendezvousError, match=r"store holds"):
             join(1, 2, scoped, deadline=soon())
 
 
 def test_table_of_another_size_is_an_error(store: Store) -> None:
     store.set("generation-0/members", pack_table([pack_member(this_member())] * 3))
-    with pytest.raises(RendezvousError, match="the store holds a value that is not the table of ranks"):
+    with pytest.raises(RendezvousError, match="table of ranks"):
         join(1, 2, store, deadline=soon())
 
 
@@ -342,14 +340,14 @@ def test_store_that_goes_away_ends_the_meeting() -> None:
 @pytest.mark.parametrize(
     ("rank", "size", "generation", "text"),
     [
-        (0, 0, 0, "size=0: must be 1 or more"),
-        (2, 2, 0, "rank=2: must be 0 to 1"),
-        (-1, 2, 0, "rank=-1: must be 0 to 1"),
-        (0, 2, -1, "generation=-1: must be 0 or more"),
+        (0, 0, 0, "size=0: .* 1 or more"),
+        (2, 2, 0, "rank=2: .* 0 to 1"),
+        (-1, 2, 0, "rank=-1: .* 0 to 1"),
+        (0, 2, -1, "generation=-1: .* 0 or more"),
     ],
 )
 def test_bad_arguments_are_named(store: Store, rank: int, size: int, generation: int, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         join(rank, size, store, generation=generation, deadline=soon())
-    with pytest.raises(ConfigError, match="has 3 bytes"):
+    with pytest.raises(ConfigError, match="3 bytes"):
         join(0, 1, store, secret=b"abc", deadline=soon())

@@ -73,9 +73,9 @@ def test_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: int
     directory.mkdir()
     directory.chmod(mode)
     store = FileStore(directory)
-    with pytest.raises(RendezvousError, match=f"mode {mode:04o}"):
+    with pytest.raises(RendezvousError, match=rf"{mode:04o}.*0700"):
         store.set("key", b"")
-    with pytest.raises(RendezvousError, match=f"mode {mode:04o}"):
+    with pytest.raises(RendezvousError, match=rf"{mode:04o}.*0700"):
         store.get("key", soon())
     assert os.listdir(directory) == []
 
@@ -83,15 +83,15 @@ def test_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: int
 @pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
 def test_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
-    with pytest.raises(RendezvousError, match="belongs to user"):
+    with pytest.raises(RendezvousError, match=r"user 0\b"):
         FileStore(tmp_path).set("key", b"")
 
 
 def test_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(RendezvousError, match="not a directory"):
+    with pytest.raises(RendezvousError, match=r"file .*directory"):
         FileStore(tmp_path / "file").set("key", b"")
-    with pytest.raises(RendezvousError, match="cannot be used"):
+    with pytest.raises(RendezvousError, match=r"below .*File exists"):
         FileStore(tmp_path / "file" / "below").set("key", b"")
 
 
@@ -129,6 +129,6 @@ def test_lock_that_is_never_released_is_named(tmp_path: Path, monkeypatch: pytes
     store = FileStore(tmp_path / "store")
     store.set("key", b"value")
     (tmp_path / "store" / ".taken").write_bytes(b"")
-    with pytest.raises(RendezvousError, match=r"stayed locked.*\.taken"):
+    with pytest.raises(RendezvousError, match=r"locked for 0.05 s.*\.taken"):
         store.add("counter", 1)
     assert store.get("key", soon()) == b"value"

@@ -69,30 +69,28 @@ def test_address_of_this_machine_is_taken_as_it_is(address: str) -> None:
 
 @pytest.mark.parametrize("everything", ["0.0.0.0", "::"])
 def test_never_all_interfaces(everything: str) -> None:
-    with pytest.raises(ConfigError, match="not all of them"):
+    with pytest.raises(ConfigError, match="not all"):
         choose_address(everything, None)
 
 
 def test_unknown_interface_lists_the_existing_ones() -> None:
-    with pytest.raises(
-        ConfigError, match=r"interface='no-such0': is not an interface or address .*this machine has "
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"interface='no-such0': .*machine has .*lo ") as caught:
         choose_address("no-such0", None)
     assert all(name in str(caught.value) for name in interfaces())
 
 
 def test_foreign_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"interface='192\.0\.2\.77': is not an address of this machine"):
+    with pytest.raises(ConfigError, match=r"interface='192\.0\.2\.77': .*address"):
         choose_address("192.0.2.77", None)
 
 
 @linux
 def test_interface_without_an_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transports.interfaces.interfaces", lambda: {"dummy0": [], "lo": ["127.0.0.1"]})
-    with pytest.raises(ConfigError, match=r"has no address; this machine has dummy0 \(no address\), lo \(127"):
+    with pytest.raises(ConfigError, match=r"no address; .*dummy0 \(no address\), lo \(127"):
         choose_address("dummy0", None)
 
 
 def test_hint_that_cannot_be_resolved_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"leads to 'no-such-host\.invalid'"):
+    with pytest.raises(ConfigError, match=r"'no-such-host\.invalid'"):
         choose_address("", "no-such-host.invalid")

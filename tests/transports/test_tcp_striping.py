@@ -148,7 +148,7 @@ def test_the_loss_of_any_connection_is_that_of_the_peer(connection: int) -> None
         sock.shutdown(socket.SHUT_RDWR)
 
         def lose(t: TcpTransport) -> None:
-            with pytest.raises(PeerLost, match=r"rank \d lost rank \d .*without a GOODBYE frame"):
+            with pytest.raises(PeerLost, match=r"rank \d lost rank \d .*GOODBYE"):
                 recv(t, 1 - t.rank, 1, LENGTH)
 
         every([a, b], lose)
@@ -211,7 +211,7 @@ def test_a_piece_is_read_to_its_place_and_counted(alone: TcpTransport) -> None:
     with member(alone, 0, spread_frame(7, 0, LENGTH)), member(alone, 2, piece(0, PIECE_BYTES, PIECE_BYTES)):
         wait_until(lambda: buffer.endswith(b"x", 0, 2 * PIECE_BYTES), drive=alone)
         assert buffer == bytes(PIECE_BYTES) + b"x" * PIECE_BYTES + bytes(LENGTH - 2 * PIECE_BYTES)
-        with pytest.raises(DeadlineExceeded, match=f"{PIECE_BYTES} of {LENGTH} bytes .* have arrived, in pieces"):
+        with pytest.raises(DeadlineExceeded, match=rf"{PIECE_BYTES} of {LENGTH} bytes .* pieces"):
             request.wait(briefly(0))
 
 
@@ -240,21 +240,21 @@ WHOLE = b"".join(piece(0, at, min(PIECE_BYTES, LENGTH - at)) for at in range(0, 
 @pytest.mark.parametrize(
     ("main", "pieces", "complaint"),
     [
-        (ANNOUNCED, piece_header(0, LENGTH, 1), f"1 bytes at {LENGTH} are not a piece of a message of {LENGTH} bytes"),
+        (ANNOUNCED, piece_header(0, LENGTH, 1), f"1 bytes at {LENGTH} are not a piece .*{LENGTH} bytes"),
         (ANNOUNCED, piece_header(0, 2**63, PIECE_BYTES), "not a piece"),
         (ANNOUNCED, piece_header(0, 1, PIECE_BYTES), "not a piece"),
         (ANNOUNCED, piece_header(0, 0, PIECE_BYTES - 1), "not a piece"),
         (ANNOUNCED, piece_header(0, 0, 2**64 - 1), "not a piece"),
         (ANNOUNCED, piece_header(0, 0, 0), "not a piece"),
         (ANNOUNCED, piece_header(0, 3 * PIECE_BYTES, PIECE_BYTES), "not a piece"),
-        (ANNOUNCED, piece(0, 0, PIECE_BYTES) * 2, "the piece at 0 of a message of .* twice"),
-        (ANNOUNCED, WHOLE + piece(0, 0, PIECE_BYTES), "a piece of message 0, which was complete"),
-        (ANNOUNCED, piece(2**32 - 1, 0, PIECE_BYTES), "a piece of message 4294967295, which"),
-        (spread_frame(1, 0, 0), b"", "an empty message in pieces"),
-        (piece(0, 0, PIECE_BYTES), b"", "a control frame of kind 5"),
-        (b"", ANNOUNCED, "announced on a connection that carries no announcements"),
-        (b"", HEADER.pack(1, 0, 0, 5) + b"hello", "a frame of kind 0"),
-        (ANNOUNCED + GOODBYE_FRAME, b"", f"{LENGTH} bytes of messages in pieces are missing"),
+        (ANNOUNCED, piece(0, 0, PIECE_BYTES) * 2, "piece at 0 .*twice"),
+        (ANNOUNCED, WHOLE + piece(0, 0, PIECE_BYTES), "piece of message 0,"),
+        (ANNOUNCED, piece(2**32 - 1, 0, PIECE_BYTES), "piece of message 4294967295,"),
+        (spread_frame(1, 0, 0), b"", "empty message"),
+        (piece(0, 0, PIECE_BYTES), b"", "control frame of kind 5"),
+        (b"", ANNOUNCED, "connection .*no announcements"),
+        (b"", HEADER.pack(1, 0, 0, 5) + b"hello", "frame of kind 0"),
+        (ANNOUNCED + GOODBYE_FRAME, b"", f"{LENGTH} bytes .*missing"),
     ],
     ids=itertools.count(),
 )
@@ -275,7 +275,7 @@ def test_a_piece_of_a_message_that_is_never_announced(alone: TcpTransport) -> No
         assert alone.failure is None  # it may still be announced
         with (
             member(alone, 0, GOODBYE_FRAME),
-            pytest.raises(PeerLost, match="a piece of a message arrived that was not"),
+            pytest.raises(PeerLost, match="not announced"),
         ):
             late.wait(soon())
 

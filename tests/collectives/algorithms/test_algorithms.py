@@ -278,7 +278,7 @@ def test_the_large_direct_allreduce_moves_no_more_than_it_must(size: int) -> Non
 
 
 def test_a_name_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="algorithm 'ring' for allreduce is registered already"):
+    with pytest.raises(ValueError, match=r"'ring' for allreduce .*registered"):
 
         @algorithm("allreduce", "ring", traffic=lambda g: ALL[0].traffic(g), cost=lambda g: Cost(0, 0))
         def again(g: Geometry) -> Iterator[Step]:

@@ -115,13 +115,13 @@ def test_imported_algorithms_run(tmp_path: Path, form: Callable[[int], str], tra
         world.run(body)
 
     def too_few(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match="it is for 4 ranks, and these are 2"):
+        with pytest.raises(ValueError, match=r"4 ranks.* 2\b"):
             comm.allreduce(np.ones(3), algorithm=name)
         assert comm.allreduce(np.ones(3))[0] == 2
 
     with world_of("local", 2) as world:
         world.run(too_few)
-    with pytest.raises(ValueError, match="is registered already"):
+    with pytest.raises(ValueError, match="registered"):
         import_msccl(file)
 
 
@@ -160,15 +160,15 @@ def test_steps_of_several_chunks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "error"),
     [
-        ("</algo>", "", "it is no XML"),
-        ('coll="allreduce"', 'coll="custom"', "coll='custom': must be one of allreduce, allgather, reduce_scatter"),
-        ('type="rrcs"', 'type="rrx"', "gpu 0, tb 0, step 2: type='rrx': must be one of r, rcs"),
-        ('cnt="1"', 'cnt="x"', "gpu 0, tb 0, step 0: cnt='x': must be a whole number"),
-        ('ngpus="3"', 'ngpus="4"', "ngpus=4: the file has 3 <gpu>"),
-        ('send="1"', 'send="7"', "gpu 0, tb 0: send=7, recv=2: must be GPUs, below 3"),
-        ('type="s"', 'type="nop"', "the thread blocks wait for each other: gpu"),
+        ("</algo>", "", "XML"),
+        ('coll="allreduce"', 'coll="custom"', "coll='custom': .*allreduce, allgather, reduce_scatter"),
+        ('type="rrcs"', 'type="rrx"', "gpu 0, tb 0, step 2: type='rrx': .*r, rcs"),
+        ('cnt="1"', 'cnt="x"', "gpu 0, tb 0, step 0: cnt='x': .*whole number"),
+        ('ngpus="3"', 'ngpus="4"', "ngpus=4: .*3 <gpu>"),
+        ('send="1"', 'send="7"', "gpu 0, tb 0: send=7, recv=2: .*GPUs, below 3"),
+        ('type="s"', 'type="nop"', "thread blocks .*: gpu"),
         ('dstoff="1"', 'dstoff="9"', r"writes o\[9\]"),
-        ('name="msccl_ring"', 'name="a b"', "name='a b': must be 1 to 64 letters"),
+        ('name="msccl_ring"', 'name="a b"', "name='a b': .*1 to 64 letters"),
     ],
 )
 def test_what_is_no_schedule_is_refused(tmp_path: Path, old: str, new: str, error: str) -> None:

@@ -43,7 +43,7 @@ def test_masked_array_is_refused(two: World, method: str) -> None:
     def body(comm: Communicator) -> None:
         if method.startswith("scatter") and comm.rank:
             return  # only the root passes an array
-        with pytest.raises(TypeError, match=r"x: is a masked array, .*; pass x\.filled\(value\)"):
+        with pytest.raises(TypeError, match=r"x: .*masked.* x\.filled\(value\)"):
             call(comm, method, MASKED)
 
     two.run(body)
@@ -58,7 +58,7 @@ def test_masked_out_is_refused(two: World, method: str) -> None:
         if method in ("reduce", "gather") and comm.rank:
             return  # only the root has a result
         out = np.ma.zeros(shapes.get(method, 4), np.float32)
-        with pytest.raises(TypeError, match=r"out: is a masked array, .*; pass a plain array"):
+        with pytest.raises(TypeError, match=r"out: .*masked.* plain array"):
             call(comm, method, X, out=out)
 
     two.run(body)
@@ -67,9 +67,9 @@ def test_masked_out_is_refused(two: World, method: str) -> None:
 
 def test_masked_array_in_a_group_or_a_plan_is_refused(two: World) -> None:
     def body(comm: Communicator) -> None:
-        with pytest.raises(TypeError, match=r"xs\[1\]: is a masked array"):
+        with pytest.raises(TypeError, match=r"xs\[1\]: .*masked"):
             comm.grouped_allreduce([X, MASKED])
-        with pytest.raises(TypeError, match="x: is a masked array"):
+        with pytest.raises(TypeError, match=r"x: .*masked"):
             comm.plan("allreduce", MASKED)
 
     two.run(body)
@@ -83,10 +83,10 @@ def test_other_subclasses_of_ndarray_are_taken() -> None:
 
 @pytest.mark.parametrize("value", [[1, 2], (1.0, 2.0), [[1], [2]]])
 def test_sequences_get_a_hint(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"must be an array or a number, not (list|tuple); .*numpy.asarray.*_object"):
+    with pytest.raises(TypeError, match=r"array.* not (list|tuple); .*numpy.asarray.*_object"):
         as_numpy(value)
 
 
 def test_other_objects_get_no_hint() -> None:
-    with pytest.raises(TypeError, match=r"x='text': must be an array or a number, not str$"):
+    with pytest.raises(TypeError, match=r"x='text': .*array.* not str$"):
         as_numpy("text")

@@ -350,13 +350,13 @@ def test_compressors_are_values() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Int8(block=0), "block=0: must be 1 to 32768"),
-        (lambda: Int8(rounding="up"), "rounding='up': must be 'nearest' or 'stochastic'"),
-        (lambda: Int8(seed=-1), "seed=-1: must be 0 or more"),
-        (lambda: TopK(0), "ratio=0: must be more than 0 and at most 1"),
-        (lambda: TopK(1.5), "ratio=1.5: must be"),
-        (lambda: PowerSGD(0), "rank=0: must be 1 or more"),
-        (lambda: PowerSGD(seed=-2), "seed=-2: must be 0 or more"),
+        (lambda: Int8(block=0), "block=0: .*1 to 32768"),
+        (lambda: Int8(rounding="up"), "rounding='up': .*'nearest' or 'stochastic'"),
+        (lambda: Int8(seed=-1), "seed=-1: .*0 or more"),
+        (lambda: TopK(0), "ratio=0: .*at most 1"),
+        (lambda: TopK(1.5), "ratio=1.5: .*at most 1"),
+        (lambda: PowerSGD(0), "rank=0: .*1 or more"),
+        (lambda: PowerSGD(seed=-2), "seed=-2: .*0 or more"),
     ],
 )
 def test_a_bad_description(make: Callable[[], Compressor], text: str) -> None:
@@ -372,20 +372,20 @@ def test_a_bad_call_is_refused_and_nothing_is_lost(worlds: Worlds, compressor: C
         x, state = np.ones((70, 80), np.float32), State()
         compressor.allreduce(comm, x, state=state, name="w")
         for error_type, text, arguments in (
-            (ValueError, "op='max': .* takes sum and average only", {"op": "max"}),
-            (TypeError, r"x=\[1\]: must be an array", {"x": [1]}),
+            (ValueError, "op='max': .*sum and average only", {"op": "max"}),
+            (TypeError, r"x=\[1\]: .*array", {"x": [1]}),
             (ValueError, r"out: has shape \(3,\)", {"out": np.zeros(3, np.float32)}),
-            (ValueError, r"names=\[''\]: with a state, every array needs a name", {"state": state}),
-            (ValueError, "timeout=-1: must be", {"timeout": -1}),
+            (ValueError, r"names=\[''\]: .*state.*name", {"state": state}),
+            (ValueError, "timeout=-1: .*positive", {"timeout": -1}),
         ):
             with pytest.raises(error_type, match=text):
                 compressor.allreduce(comm, **{"x": x, **arguments})  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="names="):
             compressor.grouped_allreduce(comm, [x, x], state=state, names=["a", "a"])
-        with pytest.raises(ValueError, match="out: has 1 arrays, must have 2"):
+        with pytest.raises(ValueError, match=r"out: .*1 arrays.* 2"):
             compressor.grouped_allreduce(comm, [x, x], out=[x])
         if state.memories["w"].residual is not None:
-            text = r"state: holds 'w' as float32 of shape \(70, 80\) with .*; this call has .* of shape \(80, 70\) with"
+            text = r"state: .*'w' .*float32 .*\(70, 80\) .*\(80, 70\) .*state\.forget\(\)"
             with pytest.raises(ValueError, match=text):
                 compressor.allreduce(comm, x.T, state=state, name="w")
             state.forget()

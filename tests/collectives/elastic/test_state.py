@@ -171,7 +171,7 @@ def test_a_transfer_that_was_damaged_is_refused(monkeypatch: pytest.MonkeyPatch)
 
     def rank(comm: Communicator) -> None:
         state = State(weights=np.zeros(100) + comm.rank)
-        with pytest.raises(MismatchError, match=r"ranks 1, 2 received a state that differs from that of ranks 0"):
+        with pytest.raises(MismatchError, match=r"ranks 1, 2 .*state .*ranks 0$"):
             state.sync()
         assert state.weights[0] == comm.rank
         assert comm.allreduce(1) == 3
@@ -256,14 +256,10 @@ def test_a_rank_whose_arrays_differ_is_named_and_refused() -> None:
             state.weights[500] += 1e-9
         state.save()
         if comm.rank == 1:
-            with pytest.raises(
-                MismatchError, match=r"rank 1 is refused: its state differs from that of ranks 0, 2 after"
-            ):
+            with pytest.raises(MismatchError, match=r"rank 1 .*state .*ranks 0, 2 .*commit 2"):
                 state.sync()
             return "refused"
-        with pytest.raises(
-            AbortedError, match=r"rank 1 aborted: its state differs from that of ranks 0, 2 after commit 2"
-        ):
+        with pytest.raises(AbortedError, match=r"rank 1 aborted: .*state .*ranks 0, 2 .*commit 2"):
             state.sync()
         new = comm.regroup()
         assert new is not None
@@ -342,16 +338,16 @@ def test_a_state_that_is_not_strict_takes_that_of_the_lowest_rank() -> None:
 
 @pytest.mark.parametrize("name", ["commit", "sync", "read", "strict", "library", "_saved", "_names", "_commits"])
 def test_a_name_that_the_state_uses_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name}=3: the state uses this name itself"):
+    with pytest.raises(ValueError, match=rf"^{name}=3: .*name"):
         State(step=0, **{name: 3})
 
 
 def test_a_value_that_cannot_be_copied_is_named() -> None:
-    with pytest.raises(TypeError, match=r"^lock: a .*lock that cannot be pickled"):
+    with pytest.raises(TypeError, match=r"^lock: .*lock .*pickled"):
         State(step=0, lock=threading.Lock())
     state = State(step=0, rate=None)
     state.rate = lambda step: 0.1 / step
-    with pytest.raises(TypeError, match=r"^rate: a function that cannot be pickled"):
+    with pytest.raises(TypeError, match=r"^rate: .*function .*pickled"):
         state.save()
 
 
@@ -362,7 +358,7 @@ def test_a_method_of_a_subclass_is_refused_as_a_name_and_a_default_is_not() -> N
         def assign(self) -> None:
             """Used by a frontend's `write`."""
 
-    with pytest.raises(ValueError, match=r"^assign=3: the state uses this name itself"):
+    with pytest.raises(ValueError, match=r"^assign=3: .*name"):
         Own(assign=3)
     state = Own(epoch=5)
     state.epoch = 6
@@ -382,9 +378,9 @@ def test_a_samplers_order_is_that_of_its_attributes() -> None:
 
 @pytest.mark.parametrize(("wrong", "kind"), [(-1, ValueError), (2.5, TypeError), ("3", TypeError), (True, TypeError)])
 def test_numbers_of_a_sampler_are_ints(wrong: Any, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=f"^count={wrong!r}: must be"):
+    with pytest.raises(kind, match=rf"^count={wrong!r}: "):
         Sampler(wrong)
-    with pytest.raises(kind, match=f"^seed={wrong!r}: must be"):
+    with pytest.raises(kind, match=rf"^seed={wrong!r}: "):
         Sampler(3, seed=wrong)
 
 
@@ -431,9 +427,9 @@ def test_a_sampler_loses_and_repeats_nothing_while_the_ranks_change() -> None:
 @pytest.mark.parametrize(
     ("batch", "kind", "text"),
     [
-        (2.5, TypeError, "batch=2.5: must be an int"),
+        (2.5, TypeError, "batch=2.5: .* int"),
         (True, TypeError, "batch=True"),
-        (0, ValueError, "batch=0: must be 1"),
+        (0, ValueError, "batch=0: .*1 or more"),
     ],
 )
 def test_a_bad_batch_is_refused_and_takes_nothing(batch: Any, kind: type[Exception], text: str) -> None:

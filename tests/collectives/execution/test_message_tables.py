@@ -270,7 +270,7 @@ def test_a_rank_that_does_not_come(compiled: list[str]) -> None:
         for _ in range(5):
             comm.allreduce(x)
         if comm.rank == 0:
-            with pytest.raises(DeadlineExceeded, match="waits to receive from rank 1"):
+            with pytest.raises(DeadlineExceeded, match="receive from rank 1"):
                 comm.allreduce(x, timeout=0.3)
             over.set()
         else:

@@ -123,9 +123,7 @@ def test_a_system_without_the_permission_is_detected(monkeypatch: pytest.MonkeyP
         x = np.ones(LARGE, np.float32)
         assert (comm.allreduce(x) == 2).all()
         assert not any(plan.algorithm.single_copy for plan in kept_plans(comm))
-        with pytest.raises(
-            ValueError, match=r"algorithm='single_copy': it needs ranks that may read each other's memory"
-        ):
+        with pytest.raises(ValueError, match=r"algorithm='single_copy': .*memory"):
             comm.allreduce(x, algorithm="single_copy")
         assert (comm.allreduce(x) == 2).all()
 

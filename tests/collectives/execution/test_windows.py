@@ -126,9 +126,9 @@ def test_valid_and_invalid_shapes() -> None:
         square = comm.empty((3, 3))
         square[...] = 1
         np.testing.assert_array_equal(comm.allreduce(square, out=square), np.full((3, 3), comm.size))
-        with pytest.raises(ValueError, match=r"shape=\(2, -1\): must be 0 or more in every dimension"):
+        with pytest.raises(ValueError, match=r"shape=\(2, -1\): .*0 or more"):
             comm.empty((2, -1))
-        with pytest.raises(TypeError, match="dtype object cannot be communicated"):
+        with pytest.raises(TypeError, match="dtype object"):
             comm.empty(3, object)
         comm.barrier()
 
@@ -244,7 +244,7 @@ def test_all_or_none_must_be_in_windows_and_at_the_same_place(transport: str, sl
 
 def test_ranks_must_ask_for_one_size() -> None:
     def rank(comm: Communicator) -> None:
-        with pytest.raises(MismatchError, match=r"asks for 80\d\d bytes, others for 8000 to 8008"):
+        with pytest.raises(MismatchError, match=r"80\d\d bytes, .*8000 to 8008"):
             comm.empty(1000 + comm.rank)
         compute(comm, 12, np.dtype(np.float32))
 
@@ -431,7 +431,7 @@ def test_windowed_cannot_be_forced_on_other_arrays() -> None:
     assert all(algorithms(name)["windowed"].windows for name in WINDOWED)
 
     def rank(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match=r"it needs arrays that lie in windows: see Communicator\.empty"):
+        with pytest.raises(ValueError, match=r"windows: .*Communicator\.empty"):
             comm.allreduce(np.zeros(10), algorithm="windowed")
         comm.barrier()
 

@@ -256,7 +256,7 @@ def test_a_record_with_a_wrong_name_of_a_communicator_is_refused(name: str) -> N
     record = FlightRecord.create("w", 0, {"size": 1})
     record.call_log(name, 1, 0, "world")
     assert record.path is not None
-    with pytest.raises(UnreadableRecord, match="is no name of a communicator"):
+    with pytest.raises(UnreadableRecord, match=f"'{name}' .*communicator"):
         read(record.path, 0)
     record.close()
 
@@ -267,7 +267,7 @@ def test_a_description_has_fields_of_its_types(place: int) -> None:
     assert Description.of(fields) == tuple(fields)
     fields[place] = b"?"
     for wrong in (fields, fields[:-1], None, "barrier"):
-        with pytest.raises(ValueError, match="describes no call"):
+        with pytest.raises(ValueError, match="no call"):
             Description.of(wrong)
 
 

@@ -50,7 +50,7 @@ def test_newcomers_have_numbers_of_their_own() -> None:
     with GuestJob() as job:
         first = job.seats([HERE, THERE])
         job.let_ranks_come(1, 3)
-        with pytest.raises(ValueError, match="maximum=1: must be at least minimum=2"):
+        with pytest.raises(ValueError, match=r"maximum=1: .*minimum=2"):
             job.let_ranks_come(2, 1)
         seats = [job.newcomer(HERE), job.newcomer(HERE), job.newcomer(THERE)]
     assert [(seat.rank, seat.job.joins, seat.job.local_rank) for seat in seats] == [
@@ -81,7 +81,7 @@ def test_an_occupant_is_the_rank_and_leaves_the_process_as_it_was(monkeypatch: p
             rank.connect()
             assert collectives.world() is world
             assert rank.call(lambda x, y: (os.environ["COLOUR"], world.size, x + y), [1], {"y": 2}) == ("green", 1, 3)
-            with pytest.raises(RuntimeError, match="another job already"):
+            with pytest.raises(RuntimeError, match="another job"):
                 Occupant(job.seats([HERE])[0]).__enter__()
         assert not collectives.is_initialized()
         assert os.environ == before

@@ -350,7 +350,7 @@ def test_a_worker_that_has_diverged_is_an_error_on_all() -> None:
         diloco.start(params)
         params[comm.rank] = np.nan if comm.rank else 1
         diloco.step(params)
-        with pytest.raises(FloatingPointError, match="fragment 0: the mean of the workers' changes at step 2"):
+        with pytest.raises(FloatingPointError, match=r"fragment 0: .*step 2\b.*finite"):
             diloco.step(params)
         params[:] = 1
         diloco.step(params)
@@ -381,11 +381,11 @@ def test_a_checkpoint_continues_as_if_nothing_had_happened() -> None:
         fresh = other.start(fresh)
         assert other.steps == 8
         np.testing.assert_array_equal(go(other, fresh, 8), wanted)
-        with pytest.raises(ValueError, match=r"state: has 2 fragments, must have 1"):
+        with pytest.raises(ValueError, match=r"state: .*2 fragments, .* 1"):
             DiLoCo(fresh).load_state_dict(state)
-        with pytest.raises(ValueError, match=r"state\['global'\]: has \{'': \(6,\)\}, must have \{'': \(5,\)\}"):
+        with pytest.raises(ValueError, match=r"state\['global'\]: has \{'': \(6,\)\}, .*\{'': \(5,\)\}"):
             DiLoCo(np.zeros(5), fragments=2).load_state_dict(state)
-        with pytest.raises(ValueError, match=r"state\['velocity'\]: has .*, must have nothing"):
+        with pytest.raises(ValueError, match=r"state\['velocity'\]: has .*, .*nothing"):
             LocalSGD(fresh).load_state_dict(state)
 
     with world_of("local", 2) as world:
@@ -409,16 +409,16 @@ def test_workers_with_different_arguments_are_told() -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"every": 0}, r"every=0: must be 1 or more"),
-        ({"every": 2, "fragments": 3}, r"fragments=3: must be from 1 to 2, as every=2"),
-        ({"fragments": True}, r"fragments=True: must be an int"),
-        ({"every": 5, "delay": 5}, r"delay=5: must be from 0 to 4, as every=5"),
-        ({"delay": 1.5}, r"delay=1.5: must be an int"),
-        ({"keep": 1}, r"keep=1: must be 0 or more and less than 1"),
-        ({"keep": "half"}, r"keep='half': must be a Real, or None"),
-        ({"outer": 0.7}, r"outer=0.7: must be a Nesterov, or None"),
-        ({"compression": "int8"}, r"compression='int8': must be a Compressor, or None"),
-        ({"fragments": 50}, r"fragments=50: must be at most 39"),
+        ({"every": 0}, r"every=0: .*1 or more"),
+        ({"every": 2, "fragments": 3}, r"fragments=3: .*from 1 to 2, .*every=2"),
+        ({"fragments": True}, r"fragments=True: .* int"),
+        ({"every": 5, "delay": 5}, r"delay=5: .*from 0 to 4, .*every=5"),
+        ({"delay": 1.5}, r"delay=1.5: .* int"),
+        ({"keep": 1}, r"keep=1: .*less than 1"),
+        ({"keep": "half"}, r"keep='half': .*Real, or None"),
+        ({"outer": 0.7}, r"outer=0.7: .*Nesterov, or None"),
+        ({"compression": "int8"}, r"compression='int8': .*Compressor, or None"),
+        ({"fragments": 50}, r"fragments=50: .*at most 39"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], error: str) -> None:
@@ -428,15 +428,15 @@ def test_bad_arguments(options: dict[str, Any], error: str) -> None:
 
 def test_bad_parameters() -> None:
     for rate in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=f"lr={rate}: must be a finite number above 0"):
+        with pytest.raises(ValueError, match=rf"lr={rate}: .*above 0"):
             Nesterov(lr=rate)
-    with pytest.raises(ValueError, match="momentum=1: must be 0 or more and less than 1"):
+    with pytest.raises(ValueError, match=r"momentum=1: .*less than 1"):
         Nesterov(momentum=1)
-    with pytest.raises(TypeError, match=r"params\['n'\]: is of int64; only floats can be averaged"):
+    with pytest.raises(TypeError, match=r"params\['n'\]: .*int64.*floats"):
         DiLoCo({"n": np.zeros(3, np.int64)})
-    with pytest.raises(TypeError, match=r"tree\['n'\]: must be ndarray or a dict, list or tuple, not float"):
+    with pytest.raises(TypeError, match=r"tree\['n'\]: .*ndarray .*tuple, not float"):
         DiLoCo({"n": 1.0})
-    with pytest.raises(ValueError, match="params: has no elements"):
+    with pytest.raises(ValueError, match=r"params: .*no elements"):
         DiLoCo([])
     fixed = np.zeros(3)
     fixed.flags.writeable = False
@@ -447,7 +447,7 @@ def test_bad_parameters() -> None:
         params = tree(0)
         diloco = DiLoCo(params, every=1)
         diloco.start(params)
-        with pytest.raises(ValueError, match="params: differs from the tree that was given at first, in extra"):
+        with pytest.raises(ValueError, match=r"params: .*tree .*extra"):
             diloco.step({**params, "extra": np.zeros(3)})
 
     with world_of("local", 1) as world:
@@ -475,5 +475,5 @@ def test_a_worker_that_leaves_ends_its_process() -> None:
 
 @pytest.mark.parametrize("make", [DiLoCo, LocalSGD, Synchronizer])
 def test_parameters_have_paths_of_their_own(make: Any) -> None:
-    with pytest.raises(ValueError, match=r"tree\['a/b'\]: two leaves have this path"):
+    with pytest.raises(ValueError, match=r"tree\['a/b'\]: .*path"):
         make({"a/b": np.zeros(2), "a": {"b": np.ones(2)}})

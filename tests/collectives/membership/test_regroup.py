@@ -94,7 +94,7 @@ def test_leavers_spares_and_bounds_change_at_once() -> None:
             if comm.changes_pending():
                 new = comm.regroup()
                 if new is None:
-                    with pytest.raises(ronde.ClosedError, match="its world was regrouped"):
+                    with pytest.raises(ronde.ClosedError, match=r"rank . .*closed: .*regroup"):
                         comm.barrier()
                     return None
                 comm = new
@@ -197,7 +197,7 @@ def test_a_newcomer_that_does_not_fit_is_told() -> None:
         error = other.come(rank).exception(SECONDS)
         told.set()
         assert isinstance(error, ConfigError)
-        assert "over tcp, and the ranks have Ronde" in str(error)
+        assert "over tcp" in str(error)
         for future in ranks:
             future.result(SECONDS)
 
@@ -206,7 +206,7 @@ def test_a_newcomer_has_a_deadline() -> None:
     with job("local") as here:
         error = here.come(numbers, timeout=0.1).exception(SECONDS)
         assert isinstance(error, DeadlineExceeded)
-        assert "no rank admitted this process within 0" in error.message
+        assert "no rank admitted" in error.message
         ranks = here.start(2, lambda comm: [comm.changes_pending() or comm.barrier() for _ in range(50)])
         assert [set(future.result(SECONDS)) for future in ranks] == [{None}, {None}]  # it is gone: nothing to change
 

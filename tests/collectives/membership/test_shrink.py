@@ -96,9 +96,9 @@ def test_shrink_after_a_loss(transport: str, loss: str) -> None:
         compute(new, [0, 2])
         for old in (comm, part):
             refuses_all(old)
-            with pytest.raises(ClosedError, match="its world was shrunk; use the communicator that shrink returned"):
+            with pytest.raises(ClosedError, match=r"rank . .*closed: .*shrink"):
                 old.barrier()
-        with pytest.raises(ClosedError, match="its world was shrunk"):
+        with pytest.raises(ClosedError, match=r"rank . .*closed: .*shrink"):
             comm.shrink()
         comm.close()
         compute(new, [0, 2])
@@ -197,7 +197,7 @@ def test_shrink_of_a_split_or_closed_communicator_is_refused() -> None:
     def rank(comm: Communicator) -> None:
         part = comm.split(0)
         assert part is not None
-        with pytest.raises(RuntimeError, match="made by split; shrink the communicator that it was split from"):
+        with pytest.raises(RuntimeError, match=r"shrink: .*split"):
             part.shrink()
         with pytest.raises(ValueError, match="timeout=-1"):
             comm.shrink(timeout=-1)
@@ -213,7 +213,7 @@ def test_shrink_of_a_split_or_closed_communicator_is_refused() -> None:
 def test_shrink_of_ranks_that_did_not_meet_in_a_store_is_refused() -> None:
     group = Group(0, (Member("here", "localhost", os.getpid()),), MemoryStore())
     comm = ronde.connect(group, ronde.Config.load({"transport": "local"}, environment={}), soon())
-    with pytest.raises(RendezvousError, match="did not meet in a store"):
+    with pytest.raises(RendezvousError, match=r"shrink: .*store"):
         comm.shrink()
     assert comm.allreduce(1) == 1
     comm.close()
@@ -228,7 +228,7 @@ def test_shrink_of_a_late_rank_is_refused(transport: str) -> None:
         assert comm.allreduce(1) == 3
         if mine == 2:
             assert gone_on.wait(SECONDS)
-            text = r"without rank 2 \(.*\): it did not come within 0.3 s \(decided by rank [01] \("
+            text = r"without rank 2 \(.*\): .*0\.3 s .*by rank [01] \("
             with pytest.raises(RendezvousError, match=text) as caught:
                 comm.shrink()
             assert caught.value.peer in (0, 1)
@@ -268,7 +268,7 @@ def test_shrink_does_not_wait_for_ranks_of_a_silent_host() -> None:
         if comm.rank in (2, 3):
             comm._family.watchdog.close()  # its host sends no heartbeat any more
             assert gone_on.wait(SECONDS)
-            with pytest.raises(RendezvousError, match=r"no sign of life from its host for 0.\d s"):
+            with pytest.raises(RendezvousError, match=rf"without rank {comm.rank} .*host for 0\.\d s .*heartbeat"):
                 comm.shrink()
             return
         compute(comm.shrink(timeout=10 * SECONDS), [0, 1])
@@ -363,8 +363,8 @@ def test_shrink_without_the_store_is_refused() -> None:
                 if number == 0:
                     server.close()
                 gate.wait(SECONDS)
-                text = rf"rank {number} cannot agree on the survivors: .*{server.url}"
-                with pytest.raises(RendezvousError, match=rf"{text}.* ends with the process that serves it"):
+                text = rf"rank {number} .*survivors: .*{server.url}"
+                with pytest.raises(RendezvousError, match=rf"{text}.* process"):
                     comm.shrink()
 
         gate = threading.Barrier(2)

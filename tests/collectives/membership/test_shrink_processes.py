@@ -98,7 +98,7 @@ def process_stopped(rank: int, url: str) -> list[str]:
             for comm in comms:
                 assert await_failure(comm) is not None
                 texts.append(str(fail(comm)))
-                with pytest.raises(RendezvousError, match=r"the other ranks continued without rank 1 \(") as caught:
+                with pytest.raises(RendezvousError, match=r"without rank 1 \(") as caught:
                     comm.shrink()
                 texts.append(str(caught.value))
             return texts
@@ -176,7 +176,7 @@ def process_that_dies_in_init(rank: int, url: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         for name, group in groups.items():
             config = ronde.Config.load({"transport": name, "tcp": {"interface": "lo"}}, environment={})
-            with pytest.raises(PeerLost, match=r"lost rank 1 \(.*: its process ended without closing"):
+            with pytest.raises(PeerLost, match=r"lost rank 1 \(.*process ended"):
                 ronde.connect(group, config, soon())
 
 
@@ -199,16 +199,16 @@ def test_generations_are_counted_for_each_rank() -> None:
     with ThreadPoolExecutor(2) as pool:
         for number in range(3):
             assert list(pool.map(meet, range(2), [soon()] * 2)) == [number, number]
-        with pytest.raises(DeadlineExceeded, match="rank 1 of 2 did not come"):
+        with pytest.raises(DeadlineExceeded, match="rank 1 of 2"):
             meet(0, soon(0.05))
-        with pytest.raises(DeadlineExceeded, match="rank 1 of 2 did not come"):
+        with pytest.raises(DeadlineExceeded, match="rank 1 of 2"):
             meet(1, soon())  # it learns that the others have given up
         assert list(pool.map(meet, range(2), [soon()] * 2)) == [4, 4]
         early = pool.submit(meet, 0, soon())
         store.get("generation-5/members/row/0", soon())
         second = pool.submit(meet, 0, soon())
         for meeting in (early, second):
-            with pytest.raises(RendezvousError, match="two processes have rank 0 of 2"):
+            with pytest.raises(RendezvousError, match=r"processes .*rank 0 of 2"):
                 meeting.result(SECONDS)
 
 

@@ -306,10 +306,10 @@ def test_start_timeline_is_refused_while_one_is_written_and_for_a_split(worlds: 
     world = worlds.get("local", 2)
 
     def body(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match=r"path='other.json': a timeline is being written to .*t.rank"):
+        with pytest.raises(ValueError, match=r"path='other.json': .*t.rank"):
             comm.start_timeline("other.json")
         child = comm.split(0)
-        with pytest.raises(ValueError, match="must be called on the world communicator"):
+        with pytest.raises(ValueError, match=r"start_timeline: .*world communicator"):
             child.start_timeline("other.json")
         child.close()
         comm.stop_timeline()
@@ -332,7 +332,7 @@ def test_start_timeline_with_a_bad_path(worlds: Worlds, tmp_path: Path) -> None:
     world.run(body)
     assert world.sound
     with (
-        pytest.raises(ConfigError, match=r"timeline='.*nowhere.*': cannot be written"),
+        pytest.raises(ConfigError, match=r"timeline='.*nowhere.*': .*No such file"),
         world_of("local", 1, timeline=str(tmp_path / "nowhere" / "t.json")),
     ):
         pass
@@ -464,7 +464,7 @@ def test_a_damaged_event_is_named(field: str, value: object, tmp_path: Path) -> 
     step = next(event for event in events if event.get("cat") == "steps")
     step[field] = value
     path.write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n")
-    with pytest.raises(ConfigError, match=r"0\.json: is damaged: \{"):
+    with pytest.raises(ConfigError, match=r"0\.json: .*damaged: \{"):
         merge([path])
 
 
@@ -475,7 +475,7 @@ def test_a_header_has_all_its_fields(field: str, tmp_path: Path) -> None:
     events = json.loads(path.read_text())
     del events[0]["args"][field]
     path.write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n")
-    with pytest.raises(ConfigError, match="is not the timeline of a rank"):
+    with pytest.raises(ConfigError, match=r"0.json: .*timeline of a rank"):
         merge([path])
 
 

@@ -95,7 +95,7 @@ def test_s2_an_event_is_in_the_file_though_no_other_follows(tmp_path: Path) -> N
 
 def test_styles() -> None:
     assert Config.load({"timeline_style": "horovod"}).timeline_style == "horovod"
-    with pytest.raises(ConfigError, match="timeline_style='chrome': must be one of ronde, horovod, horovod-cycles"):
+    with pytest.raises(ConfigError, match=r"timeline_style='chrome': .*ronde, horovod, horovod-cycles"):
         Config.load({"timeline_style": "chrome"})
-    with world_of("local", 1) as world, pytest.raises(ValueError, match="style='chrome': must be one of"):
+    with world_of("local", 1) as world, pytest.raises(ValueError, match=r"style='chrome': .*ronde, horovod"):
         world.communicators[0].start_timeline("t", "chrome")

@@ -50,9 +50,9 @@ def test_metrics_are_served_until_the_world_is_closed() -> None:
         comm.meter.count('a "quoted"\nname')
         written = samples(comm.metrics_text()) + samples(half.metrics_text())
         assert samples(fetched(port)) == sorted(written)
-        with pytest.raises(ValueError, match=f"are served at port {port} already"):
+        with pytest.raises(ValueError, match=rf"port=0: .*port {port} "):
             comm.serve_metrics()
-        with pytest.raises(ValueError, match="on the world communicator"):
+        with pytest.raises(ValueError, match=r"serve_metrics: .*world communicator"):
             half.serve_metrics()
         return port
 
@@ -66,7 +66,7 @@ def test_metrics_are_served_until_the_world_is_closed() -> None:
 
 def test_bad_arguments_of_serve_metrics_leave_the_communicator_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(comm: Communicator) -> None:
-        with pytest.raises(ValueError, match="port=70000: must be 0 to 65535"):
+        with pytest.raises(ValueError, match=r"port=70000: .*0 to 65535"):
             comm.serve_metrics(70000)
         with pytest.raises(TypeError, match="port='9400'"):
             comm.serve_metrics("9400")  # type: ignore[arg-type]
@@ -85,9 +85,7 @@ def test_a_port_in_use_is_named() -> None:
     def run(comm: Communicator) -> None:
         ports = comm.allgather_object(comm.serve_metrics() if comm.rank == 0 else 0)
         if comm.rank == 1:
-            with pytest.raises(
-                OSError, match=f"cannot serve metrics at 127.0.0.1 port {ports[0]}: Address already in use"
-            ):
+            with pytest.raises(OSError, match=rf"127.0.0.1 port {ports[0]}: .*in use"):
                 comm.serve_metrics(ports[0])
 
     with world_of("local", 2) as world:

@@ -46,7 +46,7 @@ def test_attached_meters_record_until_they_are_detached_or_it_stops(tmp_path: Pa
 def test_one_timeline_at_a_time(tmp_path: Path) -> None:
     recorder = Recorder()
     recorder.start(lambda: Timeline(recorder.file(tmp_path / "t.json"), HEADER))
-    with pytest.raises(ValueError, match=r"path='other': a timeline is being written to .*t.json already"):
+    with pytest.raises(ValueError, match=r"path='other': .*t.json "):
         recorder.file("other")
     recorder.stop()
     assert recorder.file("other") == Path("other")

@@ -272,7 +272,7 @@ def test_name_in_flight_is_refused(three: World) -> None:
     def body(comm: Any) -> float:
         if comm.rank == 0:
             work = comm.allreduce_async(np.float64(1), name="x")
-            with pytest.raises(ValueError, match="name='x': an operation of this name is in flight on this rank"):
+            with pytest.raises(ValueError, match=r"name='x': .*in flight"):
                 comm.barrier_async(name="x")
             gate.set()
         else:
@@ -384,7 +384,7 @@ def test_operation_missing_on_a_rank_times_out_on_the_others(worlds: Worlds) -> 
         comm.barrier_async(name="all are here").wait(PATIENCE)
         if comm.rank != 1:
             work = comm.allreduce_async(np.ones(2), timeout=0.1, name="lonely")
-            with pytest.raises(DeadlineExceeded, match=r"'lonely'.*waited too long for rank 1 to submit it") as caught:
+            with pytest.raises(DeadlineExceeded, match=r"'lonely'.*rank 1 ") as caught:
                 work.wait(PATIENCE)
             assert caught.value.peer == 1
         comm.barrier()
@@ -404,7 +404,7 @@ def test_timeout_when_the_coordinator_does_not_answer(monkeypatch: pytest.Monkey
                 comm.recv(np.ones(1), 1, timeout=PATIENCE)
             return
         work = comm.allreduce_async(np.ones(2), timeout=0.1, name="lonely")
-        with pytest.raises(DeadlineExceeded, match=r"'lonely'.*rank 0.*does not answer"):
+        with pytest.raises(DeadlineExceeded, match=r"'lonely'.*rank 0.*answer"):
             work.wait(PATIENCE)
 
     with world_of("local", 2, stall=0.1) as two:
@@ -472,7 +472,7 @@ def test_ranks_close_cleanly_after_a_stall(caplog: pytest.LogCaptureFixture) -> 
     finally:
         logging.getLogger("ronde").removeHandler(watch)
     for work in works[:2]:
-        with pytest.raises(ClosedError, match=r"'lost'.*rank 2 closed without submitting it"):
+        with pytest.raises(ClosedError, match=r"'lost'.*rank 2 closed"):
             work.wait(0)
 
 
@@ -491,7 +491,7 @@ def test_close_completes_common_operations_and_fails_the_others() -> None:
     assert three.sound
     for rank, works in enumerate(everywhere):
         assert [float(work.wait(0)) for work in works[:-1]] == [3.0] * 50
-        with pytest.raises(ClosedError, match=f"'only {rank}'.*closed"):
+        with pytest.raises(ClosedError, match=rf"'only {rank}'.*closed"):
             works[-1].wait(0)
 
 
@@ -528,7 +528,7 @@ def test_rank_without_named_operations_closes_cleanly() -> None:
     with world_of("local", 2) as two:
         work = two.run(body)[1]
     assert two.sound
-    with pytest.raises(ClosedError, match=r"'x'.*rank 0 closed without submitting it"):
+    with pytest.raises(ClosedError, match=r"'x'.*rank 0 closed"):
         work.wait(0)
 
 
@@ -656,7 +656,7 @@ def test_join_times_out_and_can_be_repeated() -> None:
     def body(comm: Any) -> int:
         comm.barrier_async(name="all are here").wait(PATIENCE)
         if comm.rank == 1:
-            with pytest.raises(DeadlineExceeded, match="join: rank 1 waited too long for rank"):
+            with pytest.raises(DeadlineExceeded, match=r"join: rank 1 .*for rank"):
                 comm.join(timeout=0.1)
         if comm.rank < 2:
             gate.wait(PATIENCE)
@@ -673,7 +673,7 @@ def test_join_fails_if_a_rank_closes_without_joining() -> None:
 
     with world_of("local", 2) as two:
         work = two.run(body)[1]
-    with pytest.raises(ClosedError, match="join: rank 0 closed without joining"):
+    with pytest.raises(ClosedError, match="join: rank 0 closed"):
         work.wait(0)
 
 

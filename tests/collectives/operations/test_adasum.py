@@ -141,12 +141,12 @@ def test_infinity_and_nan_become_nan_of_their_tensor_only(worlds: Worlds) -> Non
             np.ones(3, np.int32),
             {},
             TypeError,
-            "op='adasum': not defined for int32; it allows sum, aver",
+            "op='adasum': .*int32; .*sum, aver",
         ),
-        ("allreduce", np.ones(3, np.complex64), {}, TypeError, "op='adasum': not defined for complex64"),
-        ("allreduce", np.ones(3), {"algorithm": "ring"}, ValueError, "op='adasum': is for allreduce without alg"),
-        ("reduce", np.ones(3), {}, ValueError, "op='adasum': is for allreduce .* not for reduce"),
-        ("reduce_scatter", np.ones(4), {}, ValueError, "op='adasum': is for allreduce .* not for reduce_scatter"),
+        ("allreduce", np.ones(3, np.complex64), {}, TypeError, "op='adasum': .*complex64"),
+        ("allreduce", np.ones(3), {"algorithm": "ring"}, ValueError, "op='adasum': .*algorithm="),
+        ("reduce", np.ones(3), {}, ValueError, "op='adasum': .*allreduce .*reduce$"),
+        ("reduce_scatter", np.ones(4), {}, ValueError, "op='adasum': .*allreduce .*reduce_scatter"),
     ],
 )
 def test_unsupported_calls_are_refused(

@@ -237,7 +237,7 @@ def test_errors_of_groups_name_the_array(worlds: Worlds) -> None:
     def body(comm: Any) -> None:
         with pytest.raises(TypeError, match=r"xs\[1\]"):
             comm.grouped_allreduce_async([np.ones(1), "text"], name="x")
-        with pytest.raises(ValueError, match="out: has 1 arrays, must have 2"):
+        with pytest.raises(ValueError, match=r"out: .*1 arrays.* 2"):
             comm.grouped_allreduce_async([np.ones(1)] * 2, out=[np.ones(1)], name="x")
         assert comm.grouped_allreduce_async([], name="x").wait(30.0) == []
         assert comm.grouped_allreduce([]) == []

@@ -262,16 +262,16 @@ def test_a_message_that_does_not_fit_is_lost_alone(three: World) -> None:
             comm.send(np.ones(3), 0, tag=5)
         if comm.rank == 0:
             for tag, x, text in (
-                (1, np.empty(3), "receive from any rank: expected 3 elements of float64; .* 12 bytes"),
-                (2, np.empty(4), "receive from any rank: expected 4 elements of float64; .* 24 bytes"),
+                (1, np.empty(3), "receive from any rank: .*3 elements of float64; .*rank 1 .* 12 bytes"),
+                (2, np.empty(4), "receive from any rank: .*4 elements of float64; .*rank 1 .* 24 bytes"),
             ):
                 status = Status()
                 with pytest.raises(MismatchError, match=text):
                     comm.recv(x, tag=tag, status=status)
                 assert (status.source, status.tag, status.count) == (1, tag, 3)
-            with pytest.raises(MismatchError, match="rank 1 with tag 3: 3 elements of float64; an object was expected"):
+            with pytest.raises(MismatchError, match=r"rank 1 with tag 3: 3 elements of float64; .*object"):
                 comm.recv_object(tag=3)
-            with pytest.raises(MismatchError, match=r"an object of \d+ bytes; an array was expected; recv_object"):
+            with pytest.raises(MismatchError, match=r"object of \d+ bytes; .*array .*recv_object"):
                 comm.recv(tag=4)
             assert comm.recv(tag=5).tolist() == [1, 1, 1]
         comm.barrier()
@@ -282,17 +282,17 @@ def test_a_message_that_does_not_fit_is_lost_alone(three: World) -> None:
 def test_bad_arguments_of_messages(three: World) -> None:
     def program(comm: Communicator) -> None:
         for call, kind, text in (
-            (lambda: comm.recv(src=3), ValueError, "src=3: must be a rank of this communicator, 0 to 2"),
-            (lambda: comm.recv(src="1"), TypeError, "src='1': must be an int"),  # type: ignore[call-overload]
-            (lambda: comm.recv(tag=-1), ValueError, r"tag=-1: must be an int, 0 to 2\*\*31 - 1, or None for any tag"),
-            (lambda: comm.probe(tag=2**31), ValueError, "tag=2147483648: must be"),
-            (lambda: comm.iprobe(-1), ValueError, "src=-1: must be a rank"),
-            (lambda: comm.recv_object(tag=True), ValueError, "tag=True: must be"),
-            (lambda: comm.send_object(1, 5), ValueError, "dst=5: must be a rank"),
-            (lambda: comm.send(1, 0, tag=None), ValueError, r"tag=None: must be an int, 0 to 2\*\*31 - 1$"),  # type: ignore[arg-type]
-            (lambda: comm.send_object(lambda: 1, 0), TypeError, "obj: a function that cannot be pickled"),
-            (lambda: comm.recv([1.0], 0), TypeError, r"x=\[1.0\]: must be an array"),  # type: ignore[call-overload]
-            (lambda: comm.gather_object(1, 7), ValueError, "root=7: must be a rank"),
+            (lambda: comm.recv(src=3), ValueError, "src=3: .*rank.* 0 to 2"),
+            (lambda: comm.recv(src="1"), TypeError, "src='1': .* int"),  # type: ignore[call-overload]
+            (lambda: comm.recv(tag=-1), ValueError, r"tag=-1: .* int, 0 to 2\*\*31 - 1.* None "),
+            (lambda: comm.probe(tag=2**31), ValueError, "tag=2147483648: .* 0 to"),
+            (lambda: comm.iprobe(-1), ValueError, "src=-1: .*rank"),
+            (lambda: comm.recv_object(tag=True), ValueError, "tag=True: .* 0 to"),
+            (lambda: comm.send_object(1, 5), ValueError, "dst=5: .*rank"),
+            (lambda: comm.send(1, 0, tag=None), ValueError, r"tag=None: .* int, 0 to 2\*\*31 - 1$"),  # type: ignore[arg-type]
+            (lambda: comm.send_object(lambda: 1, 0), TypeError, "obj: .*function .*pickled"),
+            (lambda: comm.recv([1.0], 0), TypeError, r"x=\[1.0\]: .*array"),  # type: ignore[call-overload]
+            (lambda: comm.gather_object(1, 7), ValueError, "root=7: .*rank"),
         ):
             with pytest.raises(kind, match=text):
                 call()
@@ -305,7 +305,7 @@ def test_bad_arguments_of_messages(three: World) -> None:
 def test_a_probe_without_a_message_ends_at_its_timeout(three: World) -> None:
     def program(comm: Communicator) -> None:
         for src in (None, (comm.rank + 1) % 3):
-            with pytest.raises(DeadlineExceeded, match=r"probe: no message from .* with tag 4 came within 0.02 s"):
+            with pytest.raises(DeadlineExceeded, match=r"probe: .*tag 4 .*0\.02 s"):
                 comm.probe(src, tag=4, timeout=0.02)
             assert comm.iprobe(src, tag=None) is None
         comm.barrier()
@@ -349,9 +349,9 @@ def test_as_many_objects_as_ranks_are_scattered(three: World) -> None:
     def program(comm: Communicator) -> None:
         if comm.rank == 0:
             for objs, said in ((None, "None"), ([1, 2], "2 objects")):
-                with pytest.raises(ValueError, match=f"objs={said}: must be 3 objects on the root, one for each rank"):
+                with pytest.raises(ValueError, match=rf"objs={said}: .*3 objects on the root"):
                     comm.scatter_object(objs)
-            with pytest.raises(TypeError, match=r"objs\[1\]: a function that cannot be pickled"):
+            with pytest.raises(TypeError, match=r"objs\[1\]: .*function .*pickled"):
                 comm.scatter_object([1, lambda: 2, 3])
         assert comm.scatter_object([4, 5, 6]) == 4 + comm.rank
 
@@ -429,7 +429,7 @@ def test_a_killed_rank_fails_receives_from_any_rank(transport: str) -> None:
 def test_a_transport_without_the_ability_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def program(comm: Communicator) -> None:
         for call in (comm.recv, comm.probe, comm.iprobe, comm.recv_object):
-            with pytest.raises(TransportError, match="transport 'local' can only receive from one rank with one tag"):
+            with pytest.raises(TransportError, match=r"transport 'local' .*x, src and tag"):
                 call()
         comm.barrier()
 

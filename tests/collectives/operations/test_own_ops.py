@@ -111,7 +111,7 @@ def test_every_algorithm_combines_an_op_that_does_not_commute_in_rank_order_or_r
                 continue
             m = matrices(comm.rank, 24)
             if not known.tree_order:
-                with pytest.raises(ValueError, match=f"'{known.name}': .* or an op that does not commute"):
+                with pytest.raises(ValueError, match=rf"'{known.name}': .*commute"):
                     getattr(comm, collective)(m, MATMUL, algorithm=known.name)
                 continue
             result = getattr(comm, collective)(m, MATMUL, algorithm=known.name)
@@ -167,7 +167,7 @@ def test_functions_of_ordinary_arrays(worlds: Worlds) -> None:
 def test_an_op_has_a_name() -> None:
     assert repr(Op(np.gcd)) == "Op(gcd)"
     assert repr(Op(lambda a, b: a, commutative=False, name="first")) == "Op(first, commutative=False)"
-    with pytest.raises(TypeError, match="function='sum': must be a function of two arrays"):
+    with pytest.raises(TypeError, match=r"function='sum': .*function of two arrays"):
         Op("sum")  # type: ignore[arg-type]
 
 
@@ -175,9 +175,9 @@ def test_bad_functions_are_refused_before_anything_is_sent(three: World) -> None
     def program(comm: Communicator) -> None:
         x = np.ones(4, np.int32)
         for function, text in (
-            (lambda a, b: a / 2, r"op=Op\(f\): its function returned float64 of shape \(2,\); it must return int32"),
-            (lambda a, b: a[:1], r"returned int32 of shape \(1,\)"),
-            (lambda a, b: 5, "returned int; it must return int32"),
+            (lambda a, b: a / 2, r"op=Op\(f\): .*float64 .*\(2,\); .*int32"),
+            (lambda a, b: a[:1], r"op=Op\(f\): .*int32 .*\(1,\); "),
+            (lambda a, b: 5, r"op=Op\(f\): .*int; .*int32"),
         ):
             with pytest.raises(TypeError, match=text):
                 comm.allreduce(x, Op(function, name="f"))
@@ -185,17 +185,17 @@ def test_bad_functions_are_refused_before_anything_is_sent(three: World) -> None
             comm.allreduce(x, Op(lambda a, b: np.add(a, b, out=a)))
         with pytest.raises(ZeroDivisionError):
             comm.scan(x, Op(lambda a, b: 1 // 0))  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="dtype object cannot be communicated"):
+        with pytest.raises(TypeError, match="dtype object"):
             comm.allreduce(np.array([None, 1]), ARGMIN)
-        with pytest.raises(TypeError, match=r"prescale=2: .* cannot be scaled"):
+        with pytest.raises(TypeError, match=r"prescale=2: .*value"):
             comm.allreduce(pairs(0, 3), ARGMIN, prescale=2)
         for factor in (np.nan, np.inf):
             for name in ("prescale", "postscale"):
-                with pytest.raises(ValueError, match=rf"{name}={factor}: must be finite for int32"):
+                with pytest.raises(ValueError, match=rf"{name}={factor}: .*finite for int32"):
                     comm.allreduce(np.ones(2, np.int32), **{name: factor})
-        with pytest.raises(TypeError, match="cannot be communicated"):
+        with pytest.raises(TypeError, match=r"x: dtype .*value"):
             comm.allreduce(pairs(0, 3), "min")
-        with pytest.raises(ValueError, match=r"op=5: must be one of sum, .*, or an Op"):
+        with pytest.raises(ValueError, match=r"op=5: .*sum, .*, or an Op"):
             comm.allreduce(x, 5)  # type: ignore[call-overload]
 
     three.run(program)

@@ -92,11 +92,11 @@ def test_it_pairs_with_plain_calls_of_other_ranks_and_memory_that_grows() -> Non
 def test_bad_arguments_raise_immediately() -> None:
     def rank(comm: Communicator) -> None:
         x = np.zeros(4)
-        with pytest.raises(ValueError, match="collective='allreduc': must be one of allreduce, reduce, "):
+        with pytest.raises(ValueError, match=r"collective='allreduc': .*allreduce, reduce, "):
             comm.plan("allreduc", x)
         with pytest.raises(ValueError, match="op='summ'"):
             comm.plan("allreduce", x, "summ", out=x)
-        with pytest.raises(ValueError, match="out: has shape"):
+        with pytest.raises(ValueError, match=r"out: .*5,.*4,"):
             comm.plan("allreduce", x, out=np.zeros(5))
         with pytest.raises(TypeError):
             comm.plan("allreduce", x, bogus=1)

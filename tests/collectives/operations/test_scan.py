@@ -114,17 +114,17 @@ def test_what_scan_refuses(three: World) -> None:
     def program(comm: Communicator) -> None:
         x = np.ones(3)
         for call in (comm.scan, comm.exscan):
-            with pytest.raises(ValueError, match=r"op='average': is not for (scan|exscan), whose results combine"):
+            with pytest.raises(ValueError, match=r"op='average': .*(scan|exscan), "):
                 call(x, "average")
-            with pytest.raises(ValueError, match="op='adasum': is for allreduce"):
+            with pytest.raises(ValueError, match=r"op='adasum': .*allreduce"):
                 call(x, "adasum")
-            with pytest.raises(ValueError, match=r"algorithm='ring': for e?x?scan it must be one of chain, doubl"):
+            with pytest.raises(ValueError, match=r"algorithm='ring': for e?x?scan .*chain, doubl"):
                 call(x, algorithm="ring")
-            with pytest.raises(ValueError, match="algorithm='doubling': it does not combine in the fixed order"):
+            with pytest.raises(ValueError, match=r"algorithm='doubling': .*fixed order"):
                 call(x, algorithm="doubling", reproducible=True)
-            with pytest.raises(TypeError, match="op='sum': not defined for bool"):
+            with pytest.raises(TypeError, match=r"op='sum': .*bool"):
                 call(np.ones(2, bool))
-        with pytest.raises(ValueError, match=r"out: has shape \(2,\), must have \(3,\)"):
+        with pytest.raises(ValueError, match=r"out: .*\(2,\).* \(3,\)"):
             comm.scan(x, out=np.ones(2))
 
     three.run(program)

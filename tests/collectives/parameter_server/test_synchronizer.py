@@ -40,7 +40,7 @@ def test_names_and_shards_are_divided_alike_on_all_ranks() -> None:
     assert [shard_of(f"layer/{n}", 3) for n in range(6)] == [2, 1, 1, 0, 2, 0]
     assert assigned(3, {5: [], 6: []}) == [5, 6, 5]
     assert assigned(3, {5: [1], 7: []}) == [7, 5, 5], "a server keeps its shards, the lost ones are shared out"
-    with pytest.raises(ValueError, match="no server is left"):
+    with pytest.raises(ValueError, match="no server"):
         assigned(1, {})
 
 
@@ -107,9 +107,9 @@ def test_snapshots_come_every_so_many_updates_and_versions_never_return(tmp_path
     assert (shard.parameters["a/b"].version, shard.parameters["c"].version) == (7, 2)
     assert Shard.restored(forms, path, every=3).parameters["a/b"].version == 7 + 3
     assert [file.name for file in path.parent.iterdir()] == ["shard.npz"]
-    with pytest.raises(ValueError, match=r"parameter 'c' is float64 \(\), must be float64 \(1,\)"):
+    with pytest.raises(ValueError, match=r"'c' .*float64 \(\), .*float64 \(1,\)"):
         Shard.restored({**forms, "c": np.zeros(1)}, path, 3)
-    with pytest.raises(ValueError, match=r"has the parameters \['a/b', 'c'\], must have \['c'\]"):
+    with pytest.raises(ValueError, match=r"\['a/b', 'c'\], .*\['c'\]"):
         Shard.restored({"c": forms["c"]}, path, 3)
 
 
@@ -467,12 +467,12 @@ def test_after_a_failure_one_may_shrink_by_hand() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"servers": 0}, ValueError, "servers=0: must be 1 or more"),
-        ({"quorum": 1.5}, TypeError, "quorum=1.5: must be an int"),
-        ({"every": True}, TypeError, "every=True: must be an int"),
-        ({"staleness": -1}, ValueError, "staleness=-1: must be 0 or more"),
-        ({"grace": math.inf}, ValueError, "grace=inf: must be seconds"),
-        ({"role": "ps"}, ValueError, "role='ps': must be 'worker', 'server' or None"),
+        ({"servers": 0}, ValueError, "servers=0: .*1 or more"),
+        ({"quorum": 1.5}, TypeError, "quorum=1.5: .* int"),
+        ({"every": True}, TypeError, "every=True: .* int"),
+        ({"staleness": -1}, ValueError, "staleness=-1: .*0 or more"),
+        ({"grace": math.inf}, ValueError, "grace=inf: .*seconds"),
+        ({"role": "ps"}, ValueError, "role='ps': .*'worker', 'server' or None"),
         ({"params": {"n": np.arange(3)}}, TypeError, r"params\['n'\]: is of int64"),
         ({"params": {}}, ValueError, "params: has no arrays"),
     ],
@@ -485,28 +485,28 @@ def test_bad_arguments(options: dict[str, Any], error: type[Exception], text: st
 def test_bad_calls_leave_it_usable() -> None:
     def rank(comm: Communicator) -> Any:
         sync = Synchronizer(tree(), comm=comm)
-        with pytest.raises(RuntimeError, match="pull: call start first"):
+        with pytest.raises(RuntimeError, match=r"pull: .*start"):
             sync.pull("scale")
-        with pytest.raises(RuntimeError, match="finish: call start first"):
+        with pytest.raises(RuntimeError, match=r"finish: .*start"):
             sync.finish()
         sync.start()
         if sync.role == "server":
-            with pytest.raises(RuntimeError, match="push: rank 1 is a server, whose only call is finish"):
+            with pytest.raises(RuntimeError, match=r"push: rank 1 .*server.*finish"):
                 sync.push("scale", 1.0)
         else:
-            with pytest.raises(KeyError, match="name='scales': must be one of layers/0, layers/1, scale"):
+            with pytest.raises(KeyError, match=r"name='scales': .*layers/0, layers/1, scale"):
                 sync.pull("scales")
-            with pytest.raises(ValueError, match=r"delta: is of shape \(3,\), must be \(2,\), that of 'layers/1'"):
+            with pytest.raises(ValueError, match=r"delta: .*\(3,\).* \(2,\).*'layers/1'"):
                 sync.push("layers/1", np.zeros(3))
-            with pytest.raises(FloatingPointError, match="the change of 'scale' is not finite"):
+            with pytest.raises(FloatingPointError, match=r"'scale' .*finite"):
                 sync.push_all({**tree(), "scale": np.float32("nan")})
-            with pytest.raises(ValueError, match="weight=0: must be a finite number above 0"):
+            with pytest.raises(ValueError, match=r"weight=0: .*above 0"):
                 sync.push("scale", 1.0, 0)
             for delta in (1j, "text", None):
-                with pytest.raises(TypeError, match=r"delta: is of .*, must be of real numbers"):
+                with pytest.raises(TypeError, match=r"delta: .*real numbers"):
                     sync.push("scale", delta)
             for version in ("1", 1.5, True):
-                with pytest.raises(TypeError, match=rf"newer_than={version!r}: must be an int"):
+                with pytest.raises(TypeError, match=rf"newer_than={version!r}: .* int"):
                     sync.pull("scale", newer_than=version)
             sync.push("scale", 2.0)
         return float(sync.finish()["scale"])
@@ -521,7 +521,7 @@ def test_ranks_that_disagree_are_told() -> None:
         with pytest.raises(MismatchError, match="servers: rank 2 has 2, rank 0 has 1"):
             sync.start()
         sync = Synchronizer(tree(), comm=comm, role="worker")
-        with pytest.raises(ValueError, match="role: none of 3 ranks is a server"):
+        with pytest.raises(ValueError, match=r"role: .*3 ranks .*server"):
             sync.start()
 
     with world_of("local", 3) as world:

@@ -120,13 +120,13 @@ def test_phases_inside_and_across_hosts_overlap_in_large_calls(shape: tuple[int,
 def test_a_name_is_obeyed_or_refused() -> None:
     selector = Selector(MODEL, Rules(), "tcp")
     assert selector.choose(demand(nbytes=1 << 26), "recursive_doubling").algorithm.name == "recursive_doubling"
-    with pytest.raises(ValueError, match=r"algorithm='magic': for allreduce it must be one of .*ring"):
+    with pytest.raises(ValueError, match=r"algorithm='magic': for allreduce .*ring"):
         selector.choose(demand(), "magic")
-    with pytest.raises(ValueError, match="algorithm='direct': it needs one-sided windows"):
+    with pytest.raises(ValueError, match=r"algorithm='direct': .*windows"):
         selector.choose(demand(), "direct")
-    with pytest.raises(ValueError, match="algorithm='ring': it does not combine in the fixed order"):
+    with pytest.raises(ValueError, match=r"algorithm='ring': .*fixed order"):
         selector.choose(demand(reproducible=True), "ring")
-    with pytest.raises(ValueError, match="algorithm='hierarchical': it is for ranks on several hosts"):
+    with pytest.raises(ValueError, match=r"algorithm='hierarchical': .*several hosts"):
         selector.choose(demand(), "hierarchical")
 
 
@@ -162,26 +162,26 @@ def test_the_first_rule_that_fits_decides(tmp_path: Path) -> None:
     [
         (
             "[[rule]]\ncollective = 'allreduce'\nalgorithm = 'magic'",
-            "algorithm='magic': must be one of .*ring.* for allreduce.*rule 1 of .*rules.toml",
+            "algorithm='magic': .*ring.* for allreduce.*rule 1 of .*rules.toml",
         ),
-        ("[[rule]]\ncollective = 'all'\nalgorithm = 'ring'", "collective='all': must be one of"),
+        ("[[rule]]\ncollective = 'all'\nalgorithm = 'ring'", "collective='all': .*allreduce"),
         ("[[rule]]\ncollective = 'allreduce'\nalgorithm = 'ring'\nmin = 3", "no setting 'min'"),
         (
             "[[rule]]\ncollective = 'allreduce'\nalgorithm = 'ring'\nmin_bytes = 9\nmax_bytes = 8",
-            "min_bytes=9: must be 0 to max_bytes, which is 8",
+            "min_bytes=9: .*0 to max_bytes.* 8",
         ),
         (
             "[[single_copy]]\ncollective = 'broadcast'\nfrom_bytes = 1\nmin_ranks = 3\nmax_ranks = 2",
-            "min_ranks=3: must be 0 to max_ranks, which is 2",
+            "min_ranks=3: .*0 to max_ranks.* 2",
         ),
-        ("rules = 3", r"must hold tables \[\[rule\]\], \[\[costs\]\]"),
-        ("[[rule", "cannot be read as TOML"),
+        ("rules = 3", r"tables \[\[rule\]\], \[\[costs\]\]"),
+        ("[[rule", "rules.toml.*TOML"),
     ],
 )
 def test_a_bad_rule_is_named(tmp_path: Path, text: str, message: str) -> None:
     table = tmp_path / "rules.toml"
     table.write_text(text)
-    with pytest.raises(ConfigError, match=f"(?s){message}"):
+    with pytest.raises(ConfigError, match=rf"(?s){message}"):
         Rules.read(str(table))
 
 

@@ -75,18 +75,18 @@ def test_rules_for_other_ranks_and_transports_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[single_copy]]\ncollective = 'barrier'", "collective='barrier': must be one of allreduce"),
-        ("[[single_copy]]\nfrom_bytes = 3", "collective='': must be one of"),
-        ("[[single_copy]]\ncollective = 'alltoall'\nfrom_bytes = -1", r"from_bytes=-1: must be 0 \(never\)"),
+        ("[[single_copy]]\ncollective = 'barrier'", "collective='barrier': .*allreduce"),
+        ("[[single_copy]]\nfrom_bytes = 3", "collective='': .*allreduce"),
+        ("[[single_copy]]\ncollective = 'alltoall'\nfrom_bytes = -1", r"from_bytes=-1: .*0 \(never\)"),
         ("[[single_copy]]\ncollective = 'alltoall'\nfrom = 1", "no setting 'from'"),
-        ("[[copy_kernel]]\nkernel = 'fast'", "kernel='fast': must be vector or memcpy"),
-        ("[[copy_kernel]]\nkernel = 'vector'\nbytes = 5", r"bytes=5: must be 0 \(all\) or one of .*65536"),
+        ("[[copy_kernel]]\nkernel = 'fast'", "kernel='fast': .*vector or memcpy"),
+        ("[[copy_kernel]]\nkernel = 'vector'\nbytes = 5", r"bytes=5: .*0 \(all\) or one of .*65536"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, text: str, message: str) -> None:
     table = tmp_path / "rules.toml"
     table.write_text(text)
-    with pytest.raises(ConfigError, match=f"(?s){message}.*from .*rules.toml|rules.toml.*{message}"):
+    with pytest.raises(ConfigError, match=rf"(?s){message}.*from .*rules.toml|rules.toml.*{message}"):
         Rules.read(str(table))
 
 

@@ -74,7 +74,7 @@ def test_errors_name_the_key_the_value_and_what_is_allowed(tmp_path: Path, text:
 def test_other_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         Topology.read(tmp_path / "missing.toml")
-    with pytest.raises(ConfigError, match="ranks=5: must be 1 to 4"):
+    with pytest.raises(ConfigError, match=r"ranks=5: .*1 to 4"):
         Topology((Hosts(count=2, ranks=2),)).network(5)
     for change in ("nic", "nowhere.nic=1Gbit"):
         with pytest.raises(ConfigError, match="KEY=VALUE"):

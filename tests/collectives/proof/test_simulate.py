@@ -135,7 +135,7 @@ def test_the_same_run_takes_the_same_time() -> None:
 
 def test_calls_that_cannot_be_simulated_are_refused() -> None:
     tested = algorithms("broadcast")["binomial"]
-    with pytest.raises(ValueError, match="nbytes=-1: must be 0 or more"):
+    with pytest.raises(ValueError, match=r"nbytes=-1: .*0 or more"):
         simulate(tested, 2, -1, MODEL)
     with pytest.raises(ValueError, match="root=5"):
         simulate(tested, 2, 1, MODEL, root=5)
@@ -145,5 +145,5 @@ def test_calls_that_cannot_be_simulated_are_refused() -> None:
         yield settle("hold")
         yield recv(1 - g.rank, out(0), "in")
 
-    with pytest.raises(ProofError, match="deadlock: rank 0 waits in 'away' for rank 1"):
+    with pytest.raises(ProofError, match=r"deadlock: rank 0 .*'away' .*rank 1"):
         simulate(replace(algorithms("allreduce")["tree"], generate=stuck), 2, 8, MODEL)

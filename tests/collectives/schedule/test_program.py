@@ -136,11 +136,11 @@ def test_settle_waits_for_everything_in_order() -> None:
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        (copy(inp(0), out(7), "x"), "does not know how large"),
+        (copy(inp(0), out(7), "x"), "chunks 7:8: "),
         (copy(inp(1, 2), out(0, 3), "x"), "operands differ in size"),
         (Step(copy(inp(0), out(0), "x").opcode, "x", a=inp(0)), "operands are missing"),
         (reduce(inp(0), inp(0), out(1), "x")._replace(b=None), "operands are missing"),
-        (copy(scratch(0, 2, base=-1), scratch(0, 9), "x"), "does not know how large"),
+        (copy(scratch(0, 2, base=-1), scratch(0, 9), "x"), "chunks "),
     ],
 )
 def test_impossible_steps_are_refused(step: Step, reason: str) -> None:
@@ -150,12 +150,12 @@ def test_impossible_steps_are_refused(step: Step, reason: str) -> None:
 
 def test_memory_that_a_rank_does_not_have_is_refused() -> None:
     table = lay_out(SPECS["allgather"], Geometry(0, 2), (2, 2))
-    with pytest.raises(ValueError, match="IN of this rank does not hold it"):
+    with pytest.raises(ValueError, match=r"\bIN\b.*chunk=1\b"):
         lower([copy(inp(1), out(1), "x")], table)
     column = lay_out(SPECS["alltoall"], Geometry(0, 2), (2, 2, 2, -1))
-    with pytest.raises(ValueError, match="not adjacent in OUT"):
+    with pytest.raises(ValueError, match="adjacent in OUT"):
         lower([recv(1, out(0, 3), "x")], lay_out(SPECS["alltoall"], Geometry(0, 2), (2, 2, 2, 2)))
-    with pytest.raises(ValueError, match="does not know how large"):
+    with pytest.raises(ValueError, match="chunks 3:4: "):
         lower([recv(1, scratch(0, 3), "x")], column)
-    with pytest.raises(ValueError, match="does not know how large"):
+    with pytest.raises(ValueError, match="chunks 3:2: "):
         lower([recv(1, scratch(0, 2, base=3), "x")], lay_out(SPECS["alltoall"], Geometry(0, 2), (2, -1, 2, 2)))

@@ -137,5 +137,5 @@ def test_hosts_and_lanes() -> None:
     uneven = lanes((0, 0, 0, 1), 4)
     assert uneven.teams == (((0, 1, 2),), ((3,),))
     assert (uneven.hosts, uneven.lanes, uneven.find(2), uneven.find(3)) == (2, 1, (0, 0), (1, 0))
-    with pytest.raises(ValueError, match="rank 4 is on no host"):
+    with pytest.raises(ValueError, match=r"rank 4 .*host"):
         uneven.find(4)

@@ -196,5 +196,5 @@ def test_ranks_that_write_no_line_are_found_by_a_third_request(
     began = time.monotonic()
     error = mismatch(store, "world", 0, SIZE, "barrier()", "a test")
     assert store.requests == {"put_row": 1, "get": 1, "rows": 1}
-    assert "ranks 1-9999: in no call of this communicator, or no answer" in str(error)
+    assert "ranks 1-9999: in no call" in str(error)
     assert time.monotonic() - began < 10

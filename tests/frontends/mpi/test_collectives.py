@@ -313,7 +313,7 @@ def test_a_float_is_refused_before_a_communicator_is_made(ranks: Run) -> None:
             lambda: grid.Get_cart_rank([0.5]),
             lambda: grid.Shift(0, 0.5),
         ):
-            with pytest.raises(TypeError, match="must be an int"):
+            with pytest.raises(TypeError, match=r"=.*\.\d.*: .* int"):
                 call()
         return comm.Split(comm.rank // 2).size
 

@@ -38,7 +38,7 @@ def read(array: np.ndarray[Any, Any], count: int, datatype: Any) -> np.ndarray[A
     ],
 )
 def test_a_float_is_no_count_or_place(make: Any) -> None:
-    with pytest.raises(TypeError, match="must be an int"):
+    with pytest.raises(TypeError, match=r"=.*\.\d.*: .* int"):
         make(mpi().INT)
 
 
@@ -221,5 +221,5 @@ def test_datatypes_without_codes() -> None:
     assert (MPI.DATATYPE_NULL.typestr, MPI.DATATYPE_NULL.typechar) == ("", "")
     assert MPI.Datatype.Create_f90_real(6, 30).tocode() == "f4"
     for kind in (MPI.DATATYPE_NULL, MPI.DOUBLE_INT, MPI.INT.Create_contiguous(2)):
-        with pytest.raises(ValueError, match="has no code"):
+        with pytest.raises(ValueError, match="code"):
             kind.tocode()

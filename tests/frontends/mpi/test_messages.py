@@ -200,7 +200,7 @@ def test_a_float_is_no_rank_or_tag_and_the_job_goes_on(ranks: Run, transport: st
             lambda: comm.sendrecv(1, 1, 2.0, None, 0, 0),
             lambda: comm.iprobe(0.0),
         ):
-            with pytest.raises(TypeError, match="must be an int"):
+            with pytest.raises(TypeError, match=r"=.*\.\d.*: .* int"):
                 call()
         peer = np.int64(1 - comm.rank)
         return comm.sendrecv(comm.rank, peer, np.int8(3), None, peer, np.int8(3))

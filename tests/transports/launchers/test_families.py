@@ -214,7 +214,7 @@ def test_ranks_that_cannot_meet_are_an_error_and_no_worlds_of_one(
 ) -> None:
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     error = why_not(env)
-    assert all(text in error for text in [*texts, "the ranks cannot meet", "RONDE_LAUNCHER=none"])
+    assert all(text in error for text in [*texts, "RONDE_LAUNCHER=none"])
     told = describe(env)
     assert told["meeting"] == "not possible"
     assert told["problem"] == error
@@ -230,29 +230,28 @@ def test_one_rank_needs_no_way() -> None:
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE: is needed with OMPI_COMM_WORLD_RANK"),
-        (OPENMPI | {"OMPI_COMM_WORLD_RANK": "6"}, "OMPI_COMM_WORLD_RANK='6': must be an integer, 0 to 5"),
-        (SLURM | {"SLURM_STEP_NUM_TASKS": "x"}, "SLURM_STEP_NUM_TASKS='x': must be an integer, 1 or more"),
-        (SLURM | {"SLURM_STEP_NODELIST": "n["}, "SLURM_STEP_NODELIST='n[': must be a list of hosts"),
-        (TORCHRUN | {"MASTER_PORT": "0"}, "MASTER_PORT='0': must be an integer, 1 to 65535"),
-        (SLURM | {"RONDE_PORT": "x"}, "RONDE_PORT='x': must be an integer, 1 to 65535"),
-        ({"JOB_COMPLETION_INDEX": "0"}, "RONDE_SIZE: is needed with JOB_COMPLETION_INDEX=0"),
-        (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, "PET_NPROC_PER_NODE='4': says that torchrun starts the processes"),
-        ({"TF_CONFIG": "{"}, "TF_CONFIG: is not JSON"),
-        ({"TF_CONFIG": "[" * 100_000}, "TF_CONFIG: is not JSON"),
-        ({"TF_CONFIG": "0"}, "TF_CONFIG='0': must be such as"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE: .*OMPI_COMM_WORLD_RANK"),
+        (OPENMPI | {"OMPI_COMM_WORLD_RANK": "6"}, "OMPI_COMM_WORLD_RANK='6': .* 0 to 5"),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "x"}, "SLURM_STEP_NUM_TASKS='x': .* 1 or more"),
+        (SLURM | {"SLURM_STEP_NODELIST": "n["}, r"SLURM_STEP_NODELIST='n\[': .*hosts"),
+        (TORCHRUN | {"MASTER_PORT": "0"}, "MASTER_PORT='0': .* 1 to 65535"),
+        (SLURM | {"RONDE_PORT": "x"}, "RONDE_PORT='x': .* 1 to 65535"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "RONDE_SIZE: .*JOB_COMPLETION_INDEX=0"),
+        (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, "PET_NPROC_PER_NODE='4': .*torchrun"),
+        ({"TF_CONFIG": "{"}, "TF_CONFIG: .*JSON"),
+        ({"TF_CONFIG": "[" * 100_000}, "TF_CONFIG: .*JSON"),
+        ({"TF_CONFIG": "0"}, "TF_CONFIG='0': .*cluster"),
         (
             TORCHRUN | {"RONDE_LAUNCHER": "slurm"},
-            "RONDE_LAUNCHER='slurm': its variables are not set here",
+            "RONDE_LAUNCHER='slurm': .*variables",
         ),
-        ({"RONDE_LAUNCHER": "mpi"}, "RONDE_LAUNCHER='mpi': must be one of auto, none, ronde, torchrun, openmpi"),
+        ({"RONDE_LAUNCHER": "mpi"}, "RONDE_LAUNCHER='mpi': .*auto, none, ronde, torchrun, openmpi"),
     ],
 )
 def test_bad_variables(env: dict[str, str], text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=rf"^{text}") as caught:
         find(env)
-    assert str(caught.value).startswith(text)
-    assert text in describe(env)["problem"]
+    assert str(caught.value) in describe(env)["problem"]
 
 
 @pytest.mark.parametrize("name", sorted(EACH.keys() - {"ronde", "tf_config", "kubernetes"}))
@@ -263,7 +262,7 @@ def test_several_ranks_of_which_none_is_told_are_an_error_and_no_worlds_of_one(n
     assert find(half) is None
     with pytest.raises(ConfigError) as caught:
         check_rank_is_told(half)
-    assert str(caught.value).startswith(f"{size}={count}: says that there are several ranks, and ")
+    assert str(caught.value).startswith(f"{size}={count}: ")
     assert describe(half)["problem"] == str(caught.value)
     for single in ({size: "1"}, {size: "x"}, {rank: env[rank]}, {**half, "RONDE_LAUNCHER": "none"}):
         check_rank_is_told(single)
@@ -382,14 +381,14 @@ def test_tasks_of_a_cluster(kind: str, index: int | str, rank: int) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"cluster": CLUSTER}, "must be such as"),
-        ({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}, "are of type chief, worker or ps"),
-        ({"cluster": {"ps": ["c:4"]}, "task": {"type": "ps", "index": 0}}, "parameter servers only"),
-        ({"cluster": CLUSTER, "task": {"type": "worker", "index": 2}}, "there are 2 of type worker"),
-        ({"cluster": {"worker": "b:2"}, "task": {"type": "worker", "index": 0}}, "list of addresses"),
+        ({"cluster": CLUSTER}, r"^TF_CONFIG=.*\"task\""),
+        ({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}, "'evaluator'.* chief, worker or ps"),
+        ({"cluster": {"ps": ["c:4"]}, "task": {"type": "ps", "index": 0}}, "chief or workers"),
+        ({"cluster": CLUSTER, "task": {"type": "worker", "index": 2}}, "index is 2\\b.* 2 of type worker"),
+        ({"cluster": {"worker": "b:2"}, "task": {"type": "worker", "index": 0}}, r"cluster\.worker .*'b:2'"),
         (
             {"cluster": {"worker": ["b"]}, "task": {"type": "worker", "index": 0}},
-            r"^TF_CONFIG: cluster\.worker has 'b'",
+            r"^TF_CONFIG: cluster\.worker .*'b'.* host:port",
         ),
         ({"cluster": {"chief": ["a:1", "b:2"]}, "task": {"type": "chief", "index": 0}}, "2 chiefs"),
     ],
@@ -412,7 +411,7 @@ def test_rank_is_taken_by_one_process() -> None:
     release = mark_as_rank(launch, env)
     check_not_taken(launch, env)
     inherited = env | {"RONDE_RANK_PROCESS": env["RONDE_RANK_PROCESS"].replace(str(os.getpid()), "1")}
-    with pytest.raises(ConfigError, match=r"SLURM_PROCID=5, .*: rank 5 is process 1 already"):
+    with pytest.raises(ConfigError, match=r"SLURM_PROCID=5, .*: rank 5 .*process 1\b.*RONDE_LAUNCHER=none"):
         check_not_taken(launch, inherited)
     check_not_taken(found(inherited | {"SLURM_STEP_ID": "1"}), inherited)  # a step that the rank has started
     release()

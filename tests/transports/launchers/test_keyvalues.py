@@ -79,9 +79,9 @@ def test_real_store_of_torch() -> None:
 def test_no_store_of_torchrun() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(RendezvousError, match=rf"no connection to torchrun's store at tcp://127\.0\.0\.1:{port}"):
+    with pytest.raises(RendezvousError, match=rf"torchrun's store at tcp://127\.0\.0\.1:{port}"):
         TorchStore("127.0.0.1", port, "x", soon())
-    with pytest.raises(DeadlineExceeded, match="was not reached in time"):
+    with pytest.raises(DeadlineExceeded, match=rf"torchrun.* tcp://127.0.0.1:{port}"):
         TorchStore("127.0.0.1", port, "x", soon(-1))
 
 
@@ -90,8 +90,8 @@ def test_no_store_of_torchrun() -> None:
     [
         (b"\1", "ended a wait"),
         (b"\0" + struct.pack("=Q", 1 << 40), "sent an invalid answer"),
-        (b"\0" + struct.pack("=Q", 9) + b"short", "failed: it closed the connection"),
-        (b"", "failed: it closed the connection"),
+        (b"\0" + struct.pack("=Q", 9) + b"short", "closed the connection"),
+        (b"", "closed the connection"),
     ],
 )
 def test_store_of_torchrun_that_answers_nonsense(answers: bytes, error: str) -> None:
@@ -107,7 +107,7 @@ def test_store_of_torchrun_that_says_nothing() -> None:
     with (
         serving(b"", silent=True) as port,
         TorchStore("127.0.0.1", port, "x", soon()) as store,
-        pytest.raises(DeadlineExceeded, match="did not publish its address in torchrun's store"),
+        pytest.raises(DeadlineExceeded, match=r"rank 0 .*torchrun's store"),
     ):
         store.get("key", soon(0.05))
 
@@ -156,18 +156,18 @@ def test_store_of_horovodrun(horovod: HorovodStore) -> None:
         values.fence(soon())
         assert values.get("key", soon()) == bytes(range(256))
         timer.join()
-        with pytest.raises(DeadlineExceeded, match="did not publish its address in horovodrun's store at http://127"):
+        with pytest.raises(DeadlineExceeded, match=r"rank 0 .*horovodrun's store at http://127"):
             values.get("never", soon(0.5))
-        with pytest.raises(RendezvousError, match="failed \\(status 500\\)"):
+        with pytest.raises(RendezvousError, match="status 500"):
             values.get("bad", soon())
-        with pytest.raises(DeadlineExceeded, match="did not answer in time"):
+        with pytest.raises(DeadlineExceeded, match=r"http://127.*answer"):
             values.get("key", soon(-1))
 
 
 def test_no_store_of_horovodrun() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(RendezvousError, match=r"horovodrun's store at http://127.0.0.1:.* failed: .*refused"):
+    with pytest.raises(RendezvousError, match=r"horovodrun's store at http://127.0.0.1:.*refused"):
         HorovodStore("127.0.0.1", port).put("key", b"", soon())
     with pytest.raises(RendezvousError, match=r"horovodrun's store at http:// .*control characters"):
         HorovodStore(" ", port).put("key", b"", soon())
@@ -197,14 +197,14 @@ def test_library_of_pmix_is_beside_the_launcher(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     assert "libpmix.so.2 was not found" in str(pmix.lacking(nowhere))
     assert "do not" not in str(pmix.lacking(ranks | {"LD_LIBRARY_PATH": str(library.parent)}))
-    assert "the launcher does not speak PMIx" in str(pmix.lacking({"PATH": "/nowhere"}))
+    assert "not speak PMIx" in str(pmix.lacking({"PATH": "/nowhere"}))
 
 
 @pytest.mark.processes
 def test_library_that_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(RendezvousError, match=r"the launcher's PMIx failed: .*libpmix\.so"):
+    with pytest.raises(RendezvousError, match=r"PMIx .*libpmix\.so"):
         pmix.Pmix(str(tmp_path / "libpmix.so"), soon())
-    with pytest.raises(RendezvousError, match=r"the launcher's PMIx failed: .*PMIx_Error_string"):
+    with pytest.raises(RendezvousError, match=r"PMIx .*PMIx_Error_string"):
         pmix.Pmix("libc.so.6", soon())
 
 
@@ -231,12 +231,12 @@ def test_client_of_pmix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert values.get("key", soon()) == b"value"
     assert mark.read_text() == "finalised"
     mark.unlink()
-    with pmix.Pmix(str(mark), soon()) as values, pytest.raises(DeadlineExceeded, match="not all ranks came"):
+    with pmix.Pmix(str(mark), soon()) as values, pytest.raises(DeadlineExceeded, match="PMIx fence"):
         values.fence(soon(0.05))
     assert not mark.exists()
     program.write_text("")
     with pytest.raises(RendezvousError, match="ended without an answer"):
         pmix.Pmix(str(mark), soon())
     monkeypatch.setattr(sys, "executable", os.devnull)
-    with pytest.raises(RendezvousError, match="the PMIx client cannot be started"):
+    with pytest.raises(RendezvousError, match=r"PMIx client .*/dev/null"):
         pmix.Pmix(str(mark), soon())

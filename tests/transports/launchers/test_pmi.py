@@ -158,21 +158,21 @@ def test_rank_and_size_at_a_port(serve: Callable[..., Server]) -> None:
 def test_nobody_at_the_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(ConfigError, match=f"PMI_PORT='127.0.0.1:{port}': no connection to the launcher's PMI-1 server"):
+    with pytest.raises(ConfigError, match=rf"PMI_PORT='127.0.0.1:{port}'.* PMI-1 server"):
         find({"PMI_PORT": f"127.0.0.1:{port}", "PMI_ID": "0"})
 
 
 @pytest.mark.parametrize(
     ("command", "answer", "error"),
     [
-        ("get_maxes", b"cmd=maxes rc=0\n", "did not report vallen_max"),
-        ("get_maxes", b"cmd=maxes rc=0 vallen_max=many\n", "said vallen_max='many'"),
-        ("get_maxes", b"cmd=barrier_out rc=0\n", "said 'cmd=barrier_out rc=0', where cmd=maxes should be"),
-        ("get_maxes", b"\xff\xfe\n", "where cmd=maxes should be"),
-        ("get_maxes", b"x" * (pmi.MAX_LINE + 2), "closed by the launcher"),
-        ("put", b"cmd=put_result rc=-1 msg=no\n", "refused: 'cmd=put_result rc=-1 msg=no'"),
-        ("get", b"cmd=get_result rc=0 value=99\n", "does not hold the value that rank 0 has put"),
-        ("get", b"cmd=get_result rc=0 value=x\n", "does not hold the value that rank 0 has put"),
+        ("get_maxes", b"cmd=maxes rc=0\n", "vallen_max$"),
+        ("get_maxes", b"cmd=maxes rc=0 vallen_max=many\n", "vallen_max='many'"),
+        ("get_maxes", b"cmd=barrier_out rc=0\n", "'cmd=barrier_out rc=0', .*cmd=maxes"),
+        ("get_maxes", b"\xff\xfe\n", "cmd=maxes"),
+        ("get_maxes", b"x" * (pmi.MAX_LINE + 2), "PMI-1 .*closed"),
+        ("put", b"cmd=put_result rc=-1 msg=no\n", "'cmd=put_result rc=-1 msg=no'"),
+        ("get", b"cmd=get_result rc=0 value=99\n", "key 'key' .*rank 0"),
+        ("get", b"cmd=get_result rc=0 value=x\n", "key 'key' .*rank 0"),
     ],
 )
 def test_answers_that_are_none(serve: Callable[..., Server], command: str, answer: bytes, error: str) -> None:
@@ -191,7 +191,7 @@ def test_answers_that_are_none(serve: Callable[..., Server], command: str, answe
 
 
 def test_rank_that_does_not_come(serve: Callable[..., Server]) -> None:
-    with Pmi(serve(2).environment(0), soon()) as values, pytest.raises(DeadlineExceeded, match="not all ranks came"):
+    with Pmi(serve(2).environment(0), soon()) as values, pytest.raises(DeadlineExceeded, match="PMI-1 barrier"):
         values.fence(soon(0.05))
 
 
@@ -201,13 +201,13 @@ def test_launcher_that_goes_away(serve: Callable[..., Server]) -> None:
     with Pmi(env, soon()) as values:
         timer = threading.Timer(0.05, server._ends[0].shutdown, [socket.SHUT_RDWR])
         timer.start()
-        with pytest.raises(RendezvousError, match="closed by the launcher"):
+        with pytest.raises(RendezvousError, match=r"PMI-1 .*closed"):
             values.fence(soon())
         timer.join()
 
 
 def test_too_many_bytes(serve: Callable[..., Server]) -> None:
-    with Pmi(serve(1).environment(0), soon()) as values, pytest.raises(RendezvousError, match="too many"):
+    with Pmi(serve(1).environment(0), soon()) as values, pytest.raises(RendezvousError, match="65536 bytes"):
         values.put("key", bytes(1 << 16), soon())
 
 

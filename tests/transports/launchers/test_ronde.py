@@ -51,13 +51,13 @@ def test_secret_is_not_shown() -> None:
 @pytest.mark.parametrize("missing", ["RONDE_RANK", "RONDE_SIZE", "RONDE_LOCAL_RANK", "RONDE_LOCAL_SIZE"])
 def test_half_of_a_pair_names_the_other_half(missing: str) -> None:
     partner = missing.replace("RANK", "SIZE") if "RANK" in missing else missing.replace("SIZE", "RANK")
-    with pytest.raises(ConfigError, match=f"^{missing}: is needed with {partner}$"):
+    with pytest.raises(ConfigError, match=rf"^{missing}: .* {partner}$"):
         job_from_environment({name: value for name, value in ENV.items() if name != missing})
 
 
 @pytest.mark.parametrize("missing", ["RONDE_STORE", "RONDE_SECRET"])
 def test_more_than_one_rank_need_store_and_secret(missing: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{missing}: is needed when RONDE_SIZE is more than 1"):
+    with pytest.raises(ConfigError, match=rf"^{missing}: .*RONDE_SIZE"):
         job_from_environment({name: value for name, value in ENV.items() if name != missing})
 
 
@@ -85,7 +85,7 @@ def test_bad_integer_is_named_with_what_is_allowed(name: str, value: str, allowe
 
 @pytest.mark.parametrize("secret", ["c0ffee", "no hexadecimal digits, but a good many", "a" * 33])
 def test_bad_secret_is_named_and_not_shown(secret: str) -> None:
-    with pytest.raises(ConfigError, match=r"^RONDE_SECRET: must be at least 32 hexadecimal digits") as caught:
+    with pytest.raises(ConfigError, match=r"^RONDE_SECRET: .*32 hexadecimal digits") as caught:
         job_from_environment(ENV | {"RONDE_SECRET": secret})
     assert secret not in str(caught.value)
 
@@ -115,16 +115,16 @@ def test_secret_from_a_private_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610])
 def test_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
     path = private(tmp_path / "secret", "5a" * 16, mode)
-    with pytest.raises(ConfigError, match=rf"has mode 0{mode:o}: must be closed to group and others \(chmod 600\)"):
+    with pytest.raises(ConfigError, match=rf"mode 0{mode:o}: .*chmod 600"):
         job_from_environment(without_secret(path))
 
 
 def test_file_that_cannot_serve_is_named_and_its_text_is_not_shown(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"none': .*No such file"):
         job_from_environment(without_secret(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="must be a regular file"):
+    with pytest.raises(ConfigError, match=r"'/dev/null': .*regular file"):
         job_from_environment(without_secret(Path(os.devnull)))
     path = private(tmp_path / "secret", "not hexadecimal at all, but long enough")
-    with pytest.raises(ConfigError, match="must be at least 32 hexadecimal digits") as caught:
+    with pytest.raises(ConfigError, match=r"RONDE_SECRET_FILE.* 32 hexadecimal digits") as caught:
         job_from_environment(without_secret(path))
     assert "long enough" not in str(caught.value)

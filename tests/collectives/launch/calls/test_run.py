@@ -152,7 +152,7 @@ def test_system_exit_of_a_rank_becomes_a_runtime_error(kind: str) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_timeout_of_the_whole_call(kind: str) -> None:
-    with pytest.raises(ronde.DeadlineExceeded, match=r"not finished within timeout=\S+ s: rank 0, 1$"):
+    with pytest.raises(ronde.DeadlineExceeded, match=r"timeout=\S+ s: rank 0, 1$"):
         ronde.run(wait_for_ever, 2, transport=kind, timeout=0.3)
 
 
@@ -204,13 +204,13 @@ def test_large_results() -> None:
 
 @pytest.mark.processes
 def test_error_names_a_rank_that_exits() -> None:
-    with pytest.raises(RuntimeError, match=r"rank 1 \(pid \d+\) exited with 7"):
+    with pytest.raises(RuntimeError, match=r"rank 1 \(pid \d+\) .* 7"):
         run(vanish)
 
 
 @pytest.mark.processes
 def test_error_names_a_rank_that_dies_while_it_sends_its_result() -> None:
-    with pytest.raises(RuntimeError, match=r"rank 0 .* exited with 7"):
+    with pytest.raises(RuntimeError, match=r"rank 0 .* 7"):
         run(die_in_a_piece, 1)
 
 
@@ -219,7 +219,7 @@ def test_error_names_a_rank_that_dies_while_it_sends_its_result() -> None:
 def test_error_names_a_rank_that_dies_before_a_process_that_it_has_forked(tmp_path: Path) -> None:
     path = tmp_path / "child"
     try:
-        with pytest.raises(RuntimeError, match=r"rank 0 .* exited with 7"):
+        with pytest.raises(RuntimeError, match=r"rank 0 .* 7"):
             ronde.run(die_before_a_child, 1, (path,), transport=PROCESSES)
     finally:
         os.kill(int(path.read_text()), signal.SIGKILL)  # it has not ended yet
@@ -231,13 +231,13 @@ def test_a_process_that_ends_before_it_reads_a_large_call(tmp_path: Path, monkey
     script.write_text("raise SystemExit(3)\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
-    with pytest.raises(RuntimeError, match=r"rank 0 .* exited with 3"):
+    with pytest.raises(RuntimeError, match=r"rank 0 .* 3"):
         run(len, 1, bytes(1 << 20))
 
 
 @pytest.mark.processes
 def test_error_names_a_rank_that_is_killed() -> None:
-    with pytest.raises(RuntimeError, match=r"rank 1 \(pid \d+\) killed by SIGKILL"):
+    with pytest.raises(RuntimeError, match=r"rank 1 \(pid \d+\) .*SIGKILL"):
         run(die, 2, signal.SIGKILL)
 
 
@@ -256,13 +256,13 @@ def test_error_that_cannot_be_unpickled() -> None:
 
 @pytest.mark.processes
 def test_result_that_cannot_be_pickled() -> None:
-    with pytest.raises(TypeError, match=r"the result of rank 1 \(lock\) cannot be pickled"):
+    with pytest.raises(TypeError, match=r"result of rank 1 \(lock\)"):
         run(give_unpicklable)
 
 
 @pytest.mark.processes
 def test_result_that_cannot_be_unpickled() -> None:
-    with pytest.raises(RuntimeError, match=r"the result of rank 0 cannot be unpickled: ValueError: does not want"):
+    with pytest.raises(RuntimeError, match=r"result of rank 0 .*: ValueError: does not want"):
         run(give_unloadable, 1)
 
 
@@ -292,16 +292,16 @@ def test_function_that_cannot_be_pickled_is_refused(monkeypatch: pytest.MonkeyPa
         return lock.locked()
 
     if importlib.util.find_spec("cloudpickle"):
-        with pytest.raises(TypeError, match=r"ranks are processes, and it cannot be pickled: .*lock"):
+        with pytest.raises(TypeError, match=r"pickled: .*lock"):
             run(nested)
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     for fn in (nested, lambda: None):
-        with pytest.raises(TypeError, match=r"cannot import it .*pip install 'ronde\[notebook\]'.* top level"):
+        with pytest.raises(TypeError, match=r"import .*pip install 'ronde\[notebook\]'.*top level"):
             run(fn)
 
 
 def test_arguments_that_cannot_be_pickled_are_refused() -> None:
-    with pytest.raises(TypeError, match="args and kwargs: must be picklable"):
+    with pytest.raises(TypeError, match=r"args and kwargs: .*picklable"):
         run(nothing, 2, threading.Lock())
 
 
@@ -358,16 +358,16 @@ def test_notebook_shows_the_output_of_the_ranks() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"fn": 3}, TypeError, "fn=3: must be callable"),
-        ({"np": 0}, ValueError, "np=0: must be an integer, 1 or more"),
-        ({"np": 2.0}, ValueError, "np=2.0: must be"),
-        ({"np": True}, ValueError, "np=True: must be"),
-        ({"timeout": 0}, ValueError, "timeout=0: must be a positive number"),
-        ({"timeout": "5"}, ValueError, "timeout='5': must be a positive number"),
-        ({"args": {"x": 1}}, TypeError, "args={'x': 1}: must be a sequence of the arguments of fn"),
-        ({"args": 5}, TypeError, "args=5: must be a sequence"),
-        ({"kwargs": [("x", 1)]}, TypeError, "must be a mapping"),
-        ({"kwargs": {1: 2}}, TypeError, "kwargs={1: 2}: 1 must be the name of an argument of fn"),
+        ({"fn": 3}, TypeError, "fn=3: .*callable"),
+        ({"np": 0}, ValueError, "np=0: .* 1 or more"),
+        ({"np": 2.0}, ValueError, "np=2.0: .* 1 or more"),
+        ({"np": True}, ValueError, "np=True: .* 1 or more"),
+        ({"timeout": 0}, ValueError, "timeout=0: .*positive"),
+        ({"timeout": "5"}, ValueError, "timeout='5': .*positive"),
+        ({"args": {"x": 1}}, TypeError, "args={'x': 1}: .*sequence"),
+        ({"args": 5}, TypeError, "args=5: .*sequence"),
+        ({"kwargs": [("x", 1)]}, TypeError, "kwargs=.*: .*mapping"),
+        ({"kwargs": {1: 2}}, TypeError, "kwargs={1: 2}: 1 .*name"),
         ({"transport": "pigeon"}, ronde.ConfigError, "transport='pigeon'"),
     ],
 )
@@ -383,7 +383,7 @@ def test_arguments_of_numpy() -> None:
 
 def test_a_daemon_of_multiprocessing_is_told_what_else_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
-    with pytest.raises(RuntimeError, match="run: this process is a daemon of multiprocessing"):
+    with pytest.raises(RuntimeError, match=r"run: .*daemon"):
         ronde.run(nothing, 2, transport=PROCESSES)
     assert ronde.run(nothing, 2, transport="local") == [None, None]
 

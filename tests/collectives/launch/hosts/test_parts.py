@@ -59,9 +59,7 @@ def test_no_agents_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_limit_that_is_too_low_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "allow_many", lambda: 40)
     monkeypatch.setattr(parts, "_open_now", lambda: 12)
-    with pytest.raises(
-        ConfigError, match=r"open descriptors is 40 .*too low for 20 ranks on a host; at least 46 are needed"
-    ):
+    with pytest.raises(ConfigError, match=r"descriptors .* 40 .*20 ranks .*46"):
         parts.divided(20)
 
 

@@ -88,7 +88,7 @@ def test_a_script_that_prints_too_much(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_script_that_closes_its_output_early_is_waited_for(tmp_path: Path) -> None:
     path = written(tmp_path, "echo h1:2; exec >&- 2>&-; sleep 0.3; exit 3")
-    with pytest.raises(DiscoveryError, match="exited with 3"):
+    with pytest.raises(DiscoveryError, match=r"script: .* 3: "):
         discovery.script(path, 1).find()
 
 
@@ -97,7 +97,7 @@ def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypa
     monkeypatch.setattr(discovery, "COMMAND_SECONDS", 0.3)
     path = written(tmp_path, f"sleep 98764 & echo $! > {tmp_path}/pid; wait")
     begun = time.monotonic()
-    with pytest.raises(DiscoveryError, match="did not end within"):
+    with pytest.raises(DiscoveryError, match=r"script.* 0.3 s"):
         discovery.script(path, 1).find()
     assert time.monotonic() - begun < 30
     with contextlib.suppress(ProcessLookupError), Watch([int((tmp_path / "pid").read_text())]) as child:
@@ -109,7 +109,7 @@ def test_a_script_that_is_gone(tmp_path: Path) -> None:
     path = Path(written(tmp_path, "echo h1"))
     found = discovery.script(str(path), 1)
     path.unlink()
-    with pytest.raises(DiscoveryError, match="cannot be started: No such file"):
+    with pytest.raises(DiscoveryError, match="No such file"):
         found.find()
     with pytest.raises(ConfigError, match="--host-discovery-script"):
         discovery.script(str(path), 1)
@@ -118,19 +118,19 @@ def test_a_script_that_is_gone(tmp_path: Path) -> None:
 def test_a_host_file_that_changes(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     for wrong in (path, tmp_path):
-        with pytest.raises(ConfigError, match=r"^--hostfile .*: must be a file that can be read$"):
+        with pytest.raises(ConfigError, match=r"^--hostfile .*: .*file"):
             host_file(wrong, 2)
     path.write_text("")
     found = host_file(path, 2)
     path.unlink()
-    with pytest.raises(DiscoveryError, match="cannot be read"):
+    with pytest.raises(DiscoveryError, match=r"--hostfile .*No such file"):
         found.find()
     path.write_text("h1 slots=4\nh2\n")
     assert slots(found) == {"h1": 4, "h2": 2}
     path.write_text("h2:1\n")
     assert slots(found) == {"h2": 1}
     path.write_text("")
-    with pytest.raises(DiscoveryError, match="names no host"):
+    with pytest.raises(DiscoveryError, match=r"host file .*no host"):
         found.find()
 
 
@@ -145,7 +145,7 @@ def test_a_host_without_slots_is_not_used(tmp_path: Path) -> None:
 
 def test_addresses_behind_a_name() -> None:
     assert slots(dns("127.0.0.1", 4)) == {"127.0.0.1": 4}
-    with pytest.raises(DiscoveryError, match=r"--discover-dns no-such-host.invalid: cannot be resolved"):
+    with pytest.raises(DiscoveryError, match=r"--discover-dns no-such-host.invalid: "):
         dns("no-such-host.invalid", 1).find()
 
 
@@ -164,7 +164,7 @@ def test_an_allocation_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert slots(found) == {"n1": 2, "n3": 2}
     assert slots(slurm_job(job, [], 8)) == {"n1": 8, "n3": 8}
     nodes.write_text("JobId=7 NodeList=(null)")
-    with pytest.raises(DiscoveryError, match="names no nodes"):
+    with pytest.raises(DiscoveryError, match=r"show job 7.*no nodes"):
         found.find()
-    with pytest.raises(DiscoveryError, match=r"scontrol show job 8: exited with 1"):
+    with pytest.raises(DiscoveryError, match=r"scontrol show job 8: .* 1"):
         slurm_job({"SLURM_JOB_ID": "8"}, [], 1).find()

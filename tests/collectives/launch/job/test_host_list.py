@@ -102,7 +102,7 @@ def test_slots_are_filled_in_order() -> None:
 
 
 def test_more_ranks_than_slots() -> None:
-    with pytest.raises(ConfigError, match=r"-np 7: there are only 6 slots \(h1:4, h2:2\)"):
+    with pytest.raises(ConfigError, match=r"-np 7: .*6 slots \(h1:4, h2:2\)"):
         share_out(parse_list("h1:4,h2:2"), 7)
 
 

@@ -48,7 +48,7 @@ def test_exported() -> None:
     assert environment.exported(["A", "B=b=c", "C="], {"A": "a", "B": "x"}) == {"A": "a", "B": "b=c", "C": ""}
 
 
-@pytest.mark.parametrize(("word", "complaint"), [("A", "-x A: is not set here"), ("=x", "-x '=x': must be NAME")])
+@pytest.mark.parametrize(("word", "complaint"), [("A", "-x A: .*not set"), ("=x", "-x '=x': .*NAME")])
 def test_bad_export(word: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         environment.exported([word], {})
@@ -56,7 +56,7 @@ def test_bad_export(word: str, complaint: str) -> None:
 
 @pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_SIZE", "RONDE_STORE", "SLURM_PROCID"])
 def test_variables_that_the_launcher_sets_cannot_be_given(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"^-x {name}: "):
+    with pytest.raises(ConfigError, match=rf"^-x {name}: "):
         environment.check_free({"A": "a", name: "1"})
 
 
@@ -115,7 +115,7 @@ def test_no_shell_changes_the_bootstrap_text(shell: str) -> None:
 
 def test_an_interpreter_that_no_shell_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/opt/it's/python")
-    with pytest.raises(ConfigError, match="path of the Python interpreter"):
+    with pytest.raises(ConfigError, match="Python interpreter"):
         Ssh().command("h1")
 
 
