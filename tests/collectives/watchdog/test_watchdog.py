@@ -190,6 +190,7 @@ def rank_of_a_stopped_job(rank: int, url: str) -> str:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 @linux
 def test_job_stopped_as_a_whole_continues() -> None:
     with meeting_place() as url:
