@@ -35,7 +35,7 @@ MOST_SECONDS: Final = 1e9
 """The longest time that a setting can have, 31 years: threads cannot wait for ten times as long."""
 MOST_BYTES: Final = 1 << 48
 """The most bytes that a setting can have: the memory that a process can address."""
-_LAUNCHER: Final = (
+NO_SETTINGS: Final = (
     "RANK",
     "RANK_PROCESS",
     "DISCOVERY",
@@ -243,7 +243,7 @@ def _text(value: object) -> str:
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """The environment variables with Ronde's prefix that are neither settings nor options, probably misspelt: each with
     the one that may be meant."""
-    known = {PREFIX + item.name.upper() for item in dataclasses.fields(Settings)} | {PREFIX + n for n in _LAUNCHER}
+    known = {PREFIX + item.name.upper() for item in dataclasses.fields(Settings)} | {PREFIX + n for n in NO_SETTINGS}
     options = tuple(f"{PREFIX}{name.upper()}_" for name in registry.names())
     unknown = {name for name in environment if name.startswith(PREFIX) and not name.startswith(options)} - known
     return [f"{name}{did_you_mean(name, known)}" for name in sorted(unknown)]
@@ -258,7 +258,7 @@ def _from_environment(environment: Mapping[str, str], origins: Mapping[str, str]
         variable = PREFIX + item.name.upper()
         if variable in environment:
             settings[item.name] = (environment[variable], origins.get(variable, f"environment {variable}"))
-    own = {item.name.upper() for item in dataclasses.fields(Settings)} | set(_LAUNCHER)
+    own = {item.name.upper() for item in dataclasses.fields(Settings)} | set(NO_SETTINGS)
     others = [name for name in environment if name.removeprefix(PREFIX) not in own]
     for name in registry.names() if others else ():
         prefix = f"{PREFIX}{name.upper()}_"

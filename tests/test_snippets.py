@@ -306,7 +306,7 @@ def test_ranks_go_on_as_the_reliability_page_says(tmp_path: Path) -> None:
 
 
 def test_an_algorithm_is_added_as_the_architecture_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._ALGORITHMS, "broadcast", algorithms("broadcast"))
+    monkeypatch.setitem(registry.REGISTERED, "broadcast", algorithms("broadcast"))
     exec(snippets("docs/architecture.md")[0], {})
     for size in (1, 2, 5):
         prove(algorithms("broadcast")["one_by_one"], size, root=size - 1)

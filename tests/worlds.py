@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 from collectives import Communicator, Config, connect
 from collectives.execution.executor import Executor
+from collectives.operations.host import HostOperations
 from collectives.planning.plan import Plan
 from collectives.world_communicator import world_scope
 from transports import registry
@@ -134,10 +136,21 @@ def world_of(transport: str, size: int, **settings: Any) -> Iterator[World]:
         world.close()
 
 
+def host_of(comm: Communicator, *, named: bool = False) -> HostOperations:
+    """The operations of a communicator in host memory, or those by name, for tests of what no result shows: which calls
+    and plans are kept, and how they run."""
+    return (comm._named if named else comm._ordered).host
+
+
 def executor_of(comm: Communicator, *, named: bool = False) -> Executor:
-    """The executor of a communicator, or that of its named operations, for tests of what no result shows: which plans
-    it keeps, and how they run."""
-    return comm._named.host.executor if named else comm._executor
+    """The executor of these operations."""
+    return host_of(comm, named=named).executor
+
+
+def living(kind: type) -> int:
+    """The number of objects of a class in this process, once those that nobody refers to are gone."""
+    gc.collect()
+    return sum(type(found) is kind for found in gc.get_objects())
 
 
 def kept_plans(comm: Communicator, *, named: bool = False) -> list[Plan]:
@@ -148,4 +161,4 @@ def kept_plans(comm: Communicator, *, named: bool = False) -> list[Plan]:
 def newest_plan(comm: Communicator) -> Plan | None:
     """The plan of the newest call."""
     executor = executor_of(comm)
-    return executor._plan_of(executor.calls)
+    return executor.plan_of(executor.calls)

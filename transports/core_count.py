@@ -22,7 +22,7 @@ def core_mask() -> int:
     """The cores that this process may use at a time, as a mask: bit k stands for core k. Where its control groups allow
     fewer than it may run on, the first ones stand for these: processes with one limit have equal masks."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return sum(1 << core for core in sorted(cores)[: max(1, int(min(len(cores), _allowance())))])
+    return sum(1 << core for core in sorted(cores)[: max(1, int(min(len(cores), allowance())))])
 
 
 def count_together(masks: Collection[int]) -> int:
@@ -46,7 +46,7 @@ def are_apart(masks: Iterable[int]) -> bool:
 
 
 @cache
-def _allowance(membership: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> float:
+def allowance(membership: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> float:
     """The cores that the control groups of this process allow, infinite if they do not limit it; see cgroups(7)."""
     least = math.inf
     try:

@@ -72,7 +72,7 @@ class Cores:
     def part(self, cores: Collection[int]) -> set[int]:
         """This rank's part of `cores`. If there are enough, ranks share neither a core nor its hardware threads."""
         start, stop = (place * len(cores) // self.ranks for place in (self._place, self._place + 1))
-        return set(sorted(cores, key=_by_physical_core)[start : max(stop, start + 1)])
+        return set(sorted(cores, key=by_physical_core)[start : max(stop, start + 1)])
 
     def kept(self) -> contextlib.AbstractContextManager[None]:
         """Bind this thread to this rank's part of the cores within the context."""
@@ -93,7 +93,7 @@ class Cores:
 
 
 @cache
-def _by_physical_core(core: int) -> tuple[int, int]:
+def by_physical_core(core: int) -> tuple[int, int]:
     """Sort key that puts the hardware threads of one core next to each other. Systems often number all first threads
     before all second ones."""
     try:

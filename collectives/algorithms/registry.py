@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from typing import Concatenate, NamedTuple, ParamSpec
+from typing import Concatenate, Final, NamedTuple, ParamSpec
 
 from collectives.algorithms.symmetry import Symmetry
 from collectives.schedule import Buf, Geometry, Step
@@ -102,12 +102,13 @@ class Algorithm:
         return self.stage_chunks(size) * min(segments, 2)
 
 
-_ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
+REGISTERED: Final[dict[str, dict[str, Algorithm]]] = {}
+"""Collective -> name -> algorithm."""
 
 
 def add(made: Algorithm) -> None:
     """Register an algorithm. Raises ValueError if the collective has one of this name."""
-    names = _ALGORITHMS.setdefault(made.collective, {})
+    names = REGISTERED.setdefault(made.collective, {})
     if made.name in names:
         raise ValueError(f"algorithm {made.name!r} for {made.collective} is registered already")
     names[made.name] = made
@@ -138,4 +139,4 @@ algorithm = _decorator(Algorithm)
 
 def algorithms(collective: str, *, native: bool = False) -> dict[str, Algorithm]:
     """Return the algorithms of a collective by name, in order of registration; `native` includes the transport's."""
-    return {name: found for name, found in _ALGORITHMS.get(collective, {}).items() if native or not found.native}
+    return {name: found for name, found in REGISTERED.get(collective, {}).items() if native or not found.native}

@@ -223,7 +223,7 @@ def _copied(arrays: Sequence[tuple[NDArray[Any], Any]]) -> tuple[list[NDArray[An
         if len(numbers) == 1:
             array, note = arrays[numbers[0]]
             places[numbers[0]] = _Place(len(blocks), 0, array.dtype, array.shape, None, note)
-            if (used := _used_bytes(array.dtype)).all():
+            if (used := used_bytes(array.dtype)).all():
                 blocks.append(np.array(array, order="C", copy=True))
             else:
                 blocks.append(np.zeros(array.shape, array.dtype))
@@ -237,7 +237,7 @@ def _copied(arrays: Sequence[tuple[NDArray[Any], Any]]) -> tuple[list[NDArray[An
         for number in numbers:
             array, note = arrays[number]
             place = _Place(len(blocks), _address(array) - start, array.dtype, array.shape, array.strides, note)
-            _fill(place.of(block), array, _used_bytes(array.dtype))  # bytes that belong to nobody stay 0
+            _fill(place.of(block), array, used_bytes(array.dtype))  # bytes that belong to nobody stay 0
             places[number] = place
         blocks.append(block)
     return blocks, [places[number] for number in range(len(arrays))]
@@ -258,17 +258,17 @@ def _bytes_of(array: NDArray[Any]) -> Bytes:
 
 
 @functools.lru_cache(256)
-def _used_bytes(dtype: np.dtype[Any]) -> NDArray[np.bool_]:
+def used_bytes(dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     """For each byte of an element, True if its value depends on it. Aligned structures have gaps, and an x87 number has
     10 bytes in 16: what lies in the rest differs between ranks with equal values."""
     if dtype.subdtype is not None:
         item, shape = dtype.subdtype
-        return np.tile(_used_bytes(item), int(np.prod(shape)))
+        return np.tile(used_bytes(item), int(np.prod(shape)))
     used = np.ones(dtype.itemsize, bool)
     if dtype.fields is not None:
         used[:] = False
         for item, start, *_ in dtype.fields.values():
-            used[start : start + item.itemsize] |= _used_bytes(item)
+            used[start : start + item.itemsize] |= used_bytes(item)
     elif dtype.char in "gG" and np.finfo(np.longdouble).nmant == _X87_MANTISSA:
         numbers = used.reshape(-1, np.dtype(np.longdouble).itemsize)
         (numbers if dtype.isnative else numbers[:, ::-1])[:, _X87_BYTES:] = False

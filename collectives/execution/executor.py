@@ -498,12 +498,12 @@ class Executor:
         """The last calls: number, the digest that must be equal on all ranks, and the call in words. From any thread;
         empty if a call begins meanwhile."""
         newest = self.calls
-        plans = [(number, self._plan_of(number)) for number in range(max(1, newest - _TOLD + 1), newest + 1)]
+        plans = [(number, self.plan_of(number)) for number in range(max(1, newest - _TOLD + 1), newest + 1)]
         if self.calls != newest:
             return []
         return [(number, plan.common, plan.call.describe()) for number, plan in plans if plan is not None]
 
-    def _plan_of(self, number: int) -> Plan | None:
+    def plan_of(self, number: int) -> Plan | None:
         """The plan of one of the last calls; None if it has been forgotten."""
         return self.planner.numbered.get(self.words[ENTRIES + (number & self._mask) * ENTRY_WORDS + TEXT])
 

@@ -137,7 +137,7 @@ class CopyOverlap:
             buf = Buf.IN if plan.call.alias is None else Buf.OUT
             touched = [_touched(mirror, step, buf) for step in steps]
             mirror.fetch(list(dict.fromkeys(number for numbers in touched for number in numbers)), self._aside)
-        written = _last_written(mirror, steps) if takes else {}
+        written = last_written(mirror, steps) if takes else {}
         if takes:
             covered = {number for numbers in written.values() for number in numbers}
             self._unwritten = [number for number in range(len(mirror.segments)) if number not in covered]
@@ -187,7 +187,7 @@ def _touched(mirror: Mirror, step: Instruction, buf: Buf) -> list[int]:
     return sorted({number for span in spans for number in mirror.touched(span.start, span.stop)})
 
 
-def _last_written(mirror: Mirror, steps: Sequence[Instruction]) -> dict[int, list[int]]:
+def last_written(mirror: Mirror, steps: Sequence[Instruction]) -> dict[int, list[int]]:
     """Step -> the segments of OUT whose last write it is. Received data count as written when they are awaited."""
     begun: dict[int, Span] = {}
     last: dict[int, int] = {}

@@ -24,14 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from collectives.negotiation.messages import JOIN, Announcement, Answer, Failure, bits, ranks_text
 from collectives.negotiation.response_cache import ResponseCache
 from collectives.operations import Signature
 from transports.errors import ClosedError, DeadlineExceeded, MismatchError, RondeError
-
-_CAPACITY: Final = 4096
 
 
 class StalledOperation(NamedTuple):
@@ -71,19 +69,19 @@ class Coordinator:
     Masks named after ranks have one bit per rank; the others have one bit per entry of the response cache.
     """
 
-    def __init__(self, ranks: Sequence[int], *, fusion: int = 0, capacity: int = _CAPACITY) -> None:
+    def __init__(self, ranks: Sequence[int], cache: ResponseCache, *, fusion: int = 0) -> None:
         """Begin with nothing announced.
 
-        ranks      numbers to use in messages for the ranks 0, 1, ...
-        fusion     passed on in answers
-        capacity   maximum number of entries in the response cache
+        ranks    numbers to use in messages for the ranks 0, 1, ...
+        cache    with no entries
+        fusion   passed on in answers
         """
         size = len(ranks)
         self.ended = False
         self._numbers = tuple(ranks)
         self._all_ranks = (1 << size) - 1
         self._fusion = fusion
-        self._cache = ResponseCache(capacity)
+        self._cache = cache
         self._versions = [0] * size  # cache version that each rank knows
         self._announced = [0] * size  # cached operations in flight, by rank
         self._waiting = 0  # the union of these

@@ -16,6 +16,7 @@ from collectives.negotiation.coordinator import Coordinator
 from collectives.negotiation.in_flight import NEVER, InFlight
 from collectives.negotiation.messages import Announcement, Answer, bits
 from collectives.negotiation.participant import Participant
+from collectives.negotiation.response_cache import ResponseCache
 from collectives.operations import Signature
 
 
@@ -110,7 +111,7 @@ class CoordinatorEndpoint(Endpoint):
         trace   the events of the communicator
         """
         super().__init__(channel, in_flight, holds_back=False)
-        self._coordinator = Coordinator(ranks, fusion=fusion)
+        self._coordinator = Coordinator(ranks, ResponseCache(), fusion=fusion)
         self._trace = trace
         self._arrivals: dict[str, list[tuple[int, int]]] = {}  # while there is a timeline: rank and time, by name
         self._others = range(1, len(ranks))

@@ -11,10 +11,12 @@ Source: the response cache of Horovod (horovod/common/response_cache.h).
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from collectives.negotiation.messages import bits
 from collectives.operations import Signature
+
+_CAPACITY: Final = 4096
 
 
 class Entry(NamedTuple):
@@ -34,7 +36,7 @@ class EvictedEntry(NamedTuple):
 
 
 class ResponseCache:
-    """The coordinator's cache. Sets of bits are masks.
+    """The coordinator's cache of at most `capacity` entries. Sets of bits are masks.
 
     entries    the entry of every bit
     evicted    entries that announcements on their way may still refer to
@@ -42,7 +44,7 @@ class ResponseCache:
     ambiguous  mask of the entries whose name has several entries, with different signatures
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int = _CAPACITY) -> None:
         self.entries: list[Entry] = []
         self.evicted: list[EvictedEntry] = []
         self.version = 0

@@ -37,7 +37,8 @@ from frontends.torch.works import eager
 _KEPT: Final = 64
 """Number of works that are kept alive for graphs, which call the operators: an operator returns the C++ part of a Work,
 which has no methods once the Python object is gone."""
-_PLAIN: Final = frozenset((torch.Tensor, torch.nn.Parameter))
+PLAIN: Final = frozenset((torch.Tensor, torch.nn.Parameter))
+"""torch's own classes of tensors. Subclasses of the user's are told of calls by the dispatcher."""
 _modes: Final = torch._C._len_torch_dispatch_stack
 
 
@@ -138,7 +139,7 @@ def _plain(given: Any) -> bool:
     kind = type(given)
     if kind is list or kind is tuple:
         return all(map(_plain, given))
-    return not given.is_meta if kind in _PLAIN else not isinstance(given, torch.Tensor)
+    return not given.is_meta if kind in PLAIN else not isinstance(given, torch.Tensor)
 
 
 def seen(group: Described) -> Seen:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from collectives.failure.abort import AbortSignal
-from collectives.watchdog.watchdog import Watchdog
+from collectives.watchdog.liveness import NextProcess
 from tests.chaos import thread_bed
 from tests.chaos.case import Case
 from tests.chaos.process_bed import ProcessBed
@@ -22,7 +22,7 @@ class Blind(Order):
     """Take the watchdog's sight of the other processes of the host."""
 
     def obey(self, seat: Seat) -> None:
-        Watchdog._guard = lambda watchdog: None  # type: ignore[method-assign]
+        NextProcess.check = lambda process: None  # type: ignore[method-assign]
 
 
 @pytest.mark.processes

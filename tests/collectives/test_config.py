@@ -47,7 +47,7 @@ def test_a_working_directory_that_was_removed(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(folder)
     folder.rmdir()
     assert Config.load(environment={}) == Config.load(environment={"RONDE_CONFIG": ""}) == Config()
-    assert "wdir" not in info._environment([])
+    assert info.Info.Create_env([]).Get("wdir") is None
     with pytest.raises(ConfigError, match="working directory"):
         folder_here()
 

@@ -8,6 +8,7 @@ import gc
 import os
 import resource
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 import collectives as ronde
 from collectives import Communicator, DeadlineExceeded, RondeError
+from collectives.metering import Meter
 from tests.processes import run_processes
 from tests.worlds import World, world_of
 from transports.exposing import Exposures
@@ -231,24 +233,27 @@ def two() -> Any:
         yield world
 
 
-def open_ones(comm: Communicator) -> int:
-    return len(comm._family.communicators)
+def open_ones(meters: list[weakref.ref[Meter]]) -> int:
+    """The number of splits, by their meters, of which anything is kept."""
+    gc.collect()
+    return sum(meter() is not None for meter in meters)
 
 
 def test_a_dropped_split_is_released_by_the_next_one(two: World) -> None:
     def body(comm: Communicator) -> list[int]:
-        seen = []
+        seen, meters = [], []
         for _ in range(5):
             part = comm.split(0)
             assert part is not None
             part.allreduce(np.ones(3))
-            seen.append(open_ones(comm))
+            meters.append(weakref.ref(part.meter))
+            seen.append(open_ones(meters))
             del part
             gc.collect()
         return seen
 
     for seen in two.run(body):
-        assert max(seen) <= 3
+        assert max(seen) <= 2
 
 
 def test_a_persistent_call_keeps_its_communicator(two: World) -> None:
@@ -282,14 +287,16 @@ def test_a_closed_split_is_not_released_again(two: World) -> None:
     def body(comm: Communicator) -> int:
         part = comm.split(0)
         assert part is not None
+        closed = weakref.ref(part.meter)
         part.close()
         part.close()
         del part
         gc.collect()
-        comm.split(0)
-        return open_ones(comm)
+        part = comm.split(0)
+        assert part is not None
+        return open_ones([closed, weakref.ref(part.meter)])
 
-    assert two.run(body) == [2, 2]
+    assert two.run(body) == [1, 1]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="mapped memory is counted in /proc")

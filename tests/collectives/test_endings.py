@@ -22,13 +22,16 @@ import collectives as ronde
 
 def part(comm):
     comm.barrier()
+    store = comm.transport.group.store
     if comm.rank == 0:
         for tag in range(2):
             comm.send_async(np.full({LARGE}, 1.0 + tag), 1, tag=tag)
+        store.set("rank 0 ends", b"")
         return
     x = np.zeros({LARGE})
     if comm.rank == 1:
-        time.sleep(2)
+        store.get("rank 0 ends", time.monotonic() + 60)
+        time.sleep(0.2)
         for tag in (1, 0):
             comm.recv(x, 0, tag=tag)
             sys.stdout.write(f"got {{x.min()}} {{x.max()}}" + chr(10))

@@ -44,7 +44,7 @@ def torch_suite(bed: Bed, names: Sequence[str], log: Path) -> dict[str, str]:
 def _torch_suite(bed: Bed, names: Sequence[str], log: Path) -> dict[str, str]:
     with tempfile.NamedTemporaryFile("r", encoding="utf-8", suffix=".jsonl") as lines:
         words = ["-m", "tests.compatibility.torch_suite", bed.backend, str(bed.size), lines.name, *names]
-        _run(words, bed, log, SUITE_LIMIT, DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(TEST_LIMIT))
+        run_python(words, bed, log, SUITE_LIMIT, DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(TEST_LIMIT))
         rows = [json.loads(line) for line in lines]
     with log.open("a", encoding="utf-8") as target:
         target.writelines(f"{row['name']}: {row['outcome']}: {row['reason']}\n" for row in rows)
@@ -55,11 +55,11 @@ def script(bed: Bed, name: str, log: Path) -> str:
     """The outcome of a script."""
     first = [] if bed.backend == "gloo" else ["-m", "ronde.torch.with_group"]
     words = ["-m", "torch.distributed.run", "--nproc-per-node", str(bed.size), *first, *SCRIPTS[bed.project][name]]
-    code = _run(words, bed, log, SCRIPT_LIMIT, ACCELERATE_USE_CPU="true", HF_HUB_OFFLINE="1")
+    code = run_python(words, bed, log, SCRIPT_LIMIT, ACCELERATE_USE_CPU="true", HF_HUB_OFFLINE="1")
     return {0: "passed", None: "late"}.get(code, "failed")
 
 
-def _run(words: Sequence[str], bed: Bed, log: Path, limit: float, **environment: str) -> int | None:
+def run_python(words: Sequence[str], bed: Bed, log: Path, limit: float, **environment: str) -> int | None:
     """Run Python; its exit code, None if it is late. No process of it is left, also if this one is interrupted."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     settings = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | environment

@@ -84,5 +84,5 @@ def test_tests_of_torch_run_on_ronde(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_process_that_is_late_is_ended(tmp_path: Path) -> None:
     words = ["-c", "import time; print('here', flush=True); time.sleep(600)"]
-    assert runs._run(words, GLOO, tmp_path / "log", 0.5) is None
-    assert runs._run(["-c", "raise SystemExit(3)"], GLOO, tmp_path / "log", 60.0) == 3
+    assert runs.run_python(words, GLOO, tmp_path / "log", 0.5) is None
+    assert runs.run_python(["-c", "raise SystemExit(3)"], GLOO, tmp_path / "log", 60.0) == 3

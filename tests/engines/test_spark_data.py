@@ -13,9 +13,10 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ro
 pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'ronde[spark]'")
 
 import pyarrow
+import pyarrow.dataset
 import pyarrow.parquet
 
-from frontends.spark.data import Reader, RowGroup, Split, Table, find
+from frontends.spark.data import Reader, Split, Table, find
 from ronde.spark.store import Checkpoint, Store
 
 
@@ -71,13 +72,13 @@ def test_a_share_reads_its_own_row_groups_alone(tmp_path: Path, monkeypatch: pyt
     table = find(store, store.get_train_data_path(), ["x"])
     assert [(group.number, begin, end) for group, begin, end in table.share(1, 3)] == [(1, 3, 10), (0, 0, 6)]
     read: list[Any] = []
-    original = Reader._read
 
-    def noted(self: Reader, files: Any, group: RowGroup, begin: int, end: int) -> Any:
-        read.append((Path(group.path).name, group.number))
-        return original(self, files, group, begin, end)
+    class Noted(pyarrow.dataset.ParquetFileFormat):  # type: ignore[misc]
+        def make_fragment(self, path: str, files: Any, *, row_groups: list[int]) -> Any:
+            read.append((Path(path).name, *row_groups))
+            return super().make_fragment(path, files, row_groups=row_groups)
 
-    monkeypatch.setattr(Reader, "_read", noted)
+    monkeypatch.setattr(pyarrow.dataset, "ParquetFileFormat", Noted)
     reader = Reader(store, table, ["x"], 2, 1, 2)
     first = next(reader.stream())
     assert read == [("1.parquet", 0)]  # no more than the batch needs

@@ -71,7 +71,7 @@ def test_every_setting_has_type_default_variable_and_meaning() -> None:
 
 def test_every_variable_that_is_no_setting_is_explained() -> None:
     page = (ROOT / "docs/reference/settings.md").read_text("utf-8")
-    assert [name for name in config._LAUNCHER if f"`RONDE_{name}`" not in page] == []
+    assert [name for name in config.NO_SETTINGS if f"`RONDE_{name}`" not in page] == []
 
 
 def test_every_option_of_every_command_is_listed() -> None:

@@ -212,7 +212,7 @@ def cuda_tensors(some: Gpus) -> Iterator[Cuda]:
         patch.setattr(torch.cuda, "current_stream", cuda.current_stream)
         patch.setattr(torch.cuda, "Stream", cuda.new_stream)
         patch.setattr(torch.cuda, "stream", cuda.use)
-        patch.setattr(dispatch, "_PLAIN", dispatch._PLAIN | {CudaTensor})  # it stands for torch's own class
+        patch.setattr(dispatch, "PLAIN", dispatch.PLAIN | {CudaTensor})  # it stands for torch's own class
         yield cuda
 
 

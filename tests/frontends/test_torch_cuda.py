@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from frontends.torch.distributed import ProcessGroup  # noqa: E402
 from frontends.torch.tensors import as_array, as_tensor, form_of  # noqa: E402
 from tests.frontends.fake_cuda import Cuda, CudaTensor, cuda_tensors, numbers  # noqa: E402
 from tests.gpu.gpus import Gpus, gpus  # noqa: E402
+from tests.transports.tcp_ranks import wait_until  # noqa: E402
 
 WAYS = ("nccl", "local")
 """NCCL's own collectives, and by way of the host's memory."""
@@ -166,7 +166,7 @@ def collectives_of_the_backend(asynchronous: bool, comm: Communicator, cuda: Cud
         group.recv([tokens[1]], (rank - 1) % size).wait()
         sent.wait()
         same(tokens[1], [(rank - 1) % size] * 3)
-    group._group_callbacks.close(30.0)
+    group.shutdown()
 
 
 @pytest.mark.parametrize("transport", WAYS)
@@ -191,7 +191,7 @@ def test_a_call_goes_to_torchs_current_stream() -> None:
         with cuda.use(stream):
             assert torch.equal(cuda.host(y), torch.full((4,), 2.0 * comm.size))
         assert nccl_streams(some, comm) == [stream.cuda_stream]
-        group._group_callbacks.close(30.0)
+        group.shutdown()
 
     on_ranks(body, "nccl")
 
@@ -207,10 +207,7 @@ def test_outputs_that_nobody_waits_for_live_until_the_last_copies() -> None:
         x = cuda.tensor(torch.full((4,), float(comm.rank)))
         outputs = [cuda.tensor(torch.full((4,), -1.0)) for _ in range(comm.size)]
         work = group.allgather([outputs], [x])
-        ended = threading.Event()
-        work._works[0].add_done_callback(lambda _: ended.set())
-        assert ended.wait(30.0)
-        assert work.is_completed()
+        wait_until(work.is_completed)
         del work, x, outputs
         gc.collect()
         comm.barrier()
@@ -219,7 +216,7 @@ def test_outputs_that_nobody_waits_for_live_until_the_last_copies() -> None:
         comm.barrier()
         some.machine.synchronize(lambda: some.machine.drained(0))
         assert some.machine.violations == []
-        group._group_callbacks.close(30.0)
+        group.shutdown()
 
     on_ranks(body, "nccl")
 
@@ -258,7 +255,7 @@ def test_a_wait_makes_the_stream_wait_for_the_last_copies_too() -> None:
             found = cuda.host(result).reshape(comm.size, 4)
         assert found[:, 0].tolist() == [float(peer) for peer in range(comm.size)]
         assert nccl_streams(some, comm)[-1] not in (0, produce.cuda_stream, consume.cuda_stream)
-        group._group_callbacks.close(30.0)
+        group.shutdown()
 
     on_ranks(body, "nccl")
 

@@ -141,10 +141,13 @@ def keeping_identity(rank: int, size: int) -> None:
     net[1].weight = net[0].weight  # tied
     loose = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([*net.parameters(), loose], lr=1.0, momentum=0.9)
+    (net(torch.tensor([0, 1])).sum() + loose.sum()).backward()
+    optimizer.step()
     table = torch.arange(12.0).reshape(3, 4) * (rank + 1)
     state = elastic.TorchState(
         net,
         optimizer,
+        momentum=optimizer.state[loose]["momentum_buffer"],
         scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
         refers=[net, net[1], net[0].weight, net[2].running_mean, optimizer],
         loose={"alpha": loose},
@@ -158,10 +161,6 @@ def keeping_identity(rank: int, size: int) -> None:
         none=torch.empty(0, 3),
         half=torch.full((2,), 1.5, dtype=torch.bfloat16),
     )
-    (net(torch.tensor([0, 1])).sum() + loose.sum()).backward()
-    optimizer.step()
-    state.momentum = optimizer.state[loose]["momentum_buffer"]
-    state._names.append("momentum")
     state.sync()
     state.commit()
     kept = {"weight": net[0].weight.detach().clone(), "loose": loose.detach().clone()}

@@ -79,9 +79,13 @@ def waits_that_end(path: str, event: str) -> None:
             store.wait(["over"], timedelta(seconds=bound()))
             return
         calls = forms()
-        waiting = {name: threads.submit(call) for name, call in calls.items()}
+        begun = threading.Barrier(1 + len(calls))
+        waiting = {
+            name: threads.submit(lambda call=call: (begun.wait(bound()), call())) for name, call in calls.items()
+        }
         polled = dist.irecv(torch.ones(4), 1, tag=10)
-        time.sleep(0.3)
+        begun.wait(bound())
+        time.sleep(0.2)
         assert not any(future.done() for future in waiting.values())
         store.set("begun", "")
         if event == "abort":
@@ -253,8 +257,8 @@ def one_after_the_other(path: str) -> None:
             x = torch.ones(2)
             dist.all_reduce(x)
             assert x[0] == size
-            time.sleep(0.4 * ((rank + turn) % size == 0))
-        time.sleep(0.3 * ((rank + turn) % size == 1))
+            time.sleep(0.2 * ((rank + turn) % size == 0))
+        time.sleep(0.15 * ((rank + turn) % size == 1))
     del store
 
 
@@ -263,13 +267,16 @@ def test_the_next_group_waits_for_the_store_of_the_one_before(pool: Pools, meeti
 
 
 ENDS = """
-import sys, time, torch, torch.distributed as dist
+import os, select, sys, time, torch, torch.distributed as dist
 dist.init_process_group("ronde")
 rank, size, x = dist.get_rank(), dist.get_world_size(), torch.zeros(1000)
-dist.barrier()
+pids = [None] * size
+dist.all_gather_object(pids, os.getpid())
 if rank:
+    before = os.pidfd_open(pids[rank - 1])
     dist.recv(x, rank - 1)
-time.sleep(0.5)
+    assert select.select([before], [], [], 60)[0], "the rank before does not end"
+    time.sleep(0.2)
 x += 1
 if rank < size - 1:
     dist.send(x, rank + 1)
@@ -281,11 +288,14 @@ import sys, time, torch, torch.distributed as dist
 dist.init_process_group("ronde")
 other = dist.new_group([0, 1])
 dist.barrier()
+store = dist.group.WORLD.get_group_store()
 if dist.get_rank() == 0:
     dist.isend(torch.full(({LARGE // 4},), 3.0), 1)
     dist.isend(torch.full(({LARGE // 4},), 4.0), 1, tag=1, group=other)
+    store.set("rank 0 ends", "")
 else:
-    time.sleep(3)
+    store.wait(["rank 0 ends"])
+    time.sleep(0.2)
     for tag, where in ((1, other), (0, None)):
         x = torch.zeros({LARGE // 4})
         dist.recv(x, 0, tag=tag, group=where)

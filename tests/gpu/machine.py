@@ -140,6 +140,10 @@ class Machine:
         weakref.finalize(memory, self._memory.pop, address, None)
         return memory
 
+    def has(self, address: int) -> bool:
+        """True if the memory that begins at an address has not been given up."""
+        return address in self._memory
+
     def bytes_at(self, address: int, nbytes: int, doing: str) -> np.ndarray[Any, Any]:
         """The memory at an address."""
         held = self._memory.copy()  # the collection of garbage may give an array up at any moment

@@ -402,12 +402,12 @@ def test_memory_is_kept_until_the_device_is_done() -> None:
         address = memory.ctypes.data
         del memory
         time.sleep(0.1)  # the watch looks, and the device has not come past
-        assert address in machine._memory
+        assert machine.has(address)
         together.wait(10)
         release()
         machine.synchronize(lambda: machine.drained(bench.stream))
         deadline = time.monotonic() + 10
-        while address in machine._memory:
+        while machine.has(address):
             assert time.monotonic() < deadline, "the memory is kept though the device is done"
             time.sleep(0.001)
 

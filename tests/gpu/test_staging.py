@@ -147,7 +147,7 @@ def test_every_segment_that_is_written_goes_back_once_and_after_its_last_step() 
                 continue
             plan = planner.plan(Call("allreduce", np.dtype(np.float32), (20_000,), "sum", 0, 0, name))
             mirror = staging.Mirror(cupy.empty((20_000,), np.float32))
-            behind = staging._last_written(mirror, plan.program.instructions)
+            behind = staging.last_written(mirror, plan.program.instructions)
             numbers = sorted(number for numbers in behind.values() for number in numbers)
             assert numbers == list(range(len(mirror.segments))), name
             for at, step in enumerate(plan.program.instructions):

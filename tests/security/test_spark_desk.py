@@ -111,20 +111,20 @@ def test_l5_silent_connections_are_limited_and_tasks_get_in(
 
 def test_l5_a_task_that_is_known_may_take_its_time(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     known = threading.Event()
-    count_known = module.Desk._known
+    receive = module.Link.receive
 
-    def counted(desk: Any, own: socket.socket) -> None:
-        count_known(desk, own)
+    def listen(link: Any) -> Any:
         known.set()
+        return receive(link)
 
-    monkeypatch.setattr(module.Desk, "_known", counted)
+    monkeypatch.setattr(module.Link, "receive", listen)
     with (
         module.Desk("127.0.0.1", "127.0.0.1", Config()) as desk,
         desk.invitation.accept() as link,
     ):
         assert known.wait(SECONDS)
         monkeypatch.setattr(module, "KNOWN_SECONDS", 0.0)
-        time.sleep(0.5)
+        desk.service_actions()
         link.send(module.Arrival(1, Place("n", "a"), 1, ("a", 1)))
         assert desk.events.get(timeout=SECONDS)[0] == 1
 

@@ -105,16 +105,16 @@ def test_member_is_the_calling_process() -> None:
 
 @pytest.fixture
 def forget_host() -> Iterator[None]:
-    bootstrap._host_identity.cache_clear()
+    bootstrap.host_identity.cache_clear()
     yield
-    bootstrap._host_identity.cache_clear()
+    bootstrap.host_identity.cache_clear()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm")
 @pytest.mark.usefixtures("forget_host")
 def test_host_depends_on_the_mount_of_shared_memory_not_on_the_hostname(monkeypatch: pytest.MonkeyPatch) -> None:
     def host() -> str:
-        bootstrap._host_identity.cache_clear()
+        bootstrap.host_identity.cache_clear()
         return this_member().host
 
     real, here = os.stat, host()
@@ -236,10 +236,17 @@ def test_all_missing_ranks_are_named(store: Store) -> None:
 @pytest.mark.parametrize(
     ("patience", "text"), [(-1.0, "0"), (0.0625, "0.062"), (2.5, "2.5"), (30.0, "30"), (1800.0, "1800")]
 )
-def test_time_that_was_given_is_told(store: Store, patience: float, text: str) -> None:
-    meeting = bootstrap.Meeting(0, 2, this_member(), store, 0.0)
-    meeting._deadline = meeting._begun + patience
-    assert f" within {text} s" in str(meeting._overdue())
+def test_time_that_was_given_is_told(store: Store, patience: float, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(key: str, deadline: float) -> bytes:
+        raise DeadlineExceeded(key)
+
+    monkeypatch.setattr(store, "get", late)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(time, "monotonic", lambda: 100.0)
+        meeting = bootstrap.Meeting(0, 2, this_member(), store, 100.0 + patience)
+    with pytest.raises(DeadlineExceeded) as caught:
+        meeting.result()
+    assert f" within {text} s" in str(caught.value)
 
 
 def test_whoever_gives_up_first_speaks_for_all(store: Store) -> None:

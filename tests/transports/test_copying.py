@@ -138,13 +138,18 @@ class ThreadWindow(Window):
     def close(self) -> None: ...
 
 
-def calibrate(size: int, clock: Callable[[int], Callable[[], float]], nbytes: int = 2 << 20, **more: Any) -> Board:
+def calibrate(
+    size: int,
+    clock: Callable[[int], Callable[[], float]],
+    nbytes: int = 2 << 20,
+    kind: type[ThreadWindow] = ThreadWindow,
+    **more: Any,
+) -> Board:
     """Calibrate on as many threads, each with a clock of its own."""
     board = Board(size, nbytes)
     with ThreadPoolExecutor(size) as pool:
         for done in [
-            pool.submit(copying.calibrate, ThreadWindow(board, index), 1e9, clock(index), **more)
-            for index in range(size)
+            pool.submit(copying.calibrate, kind(board, index), 1e9, clock(index), **more) for index in range(size)
         ]:
             done.result(30)
     return board
@@ -178,17 +183,16 @@ def test_all_stop_when_the_time_of_one_is_up() -> None:
     def clock(index: int) -> Callable[[], float]:
         return itertools.count(0, 1.0 if index == 1 else 0.0).__next__
 
-    measured: list[int] = []
-    original = copying._Trial.measure
+    measured: set[tuple[int, int]] = set()
 
-    def measure(trial: Any, nbytes: int) -> Any:
-        measured.append(nbytes)
-        return original(trial, nbytes)
+    def noted(target: Any, source: Any) -> None:
+        measured.add((threading.get_ident(), len(source)))
+        assign(target, source)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying._Trial, "measure", measure)
+        patch.setattr(copying, "assign", noted)
         calibrate(3, clock, budget=60.0)
-    assert measured == [MEASURED_BYTES[0]] * 3
+    assert [nbytes for _, nbytes in measured] == [MEASURED_BYTES[0]] * 3
 
 
 def test_it_is_done_once_in_a_process_and_with_small_windows_too() -> None:
@@ -201,17 +205,19 @@ def test_it_is_done_once_in_a_process_and_with_small_windows_too() -> None:
     assert kernel_table() is table
 
 
-def test_a_process_that_is_calibrated_helps_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_calibrated_helps_others() -> None:
     first = KernelTable(frozenset({Circumstance(True, True, 1 << 12)}))
-    original = copying._Trial.any
-    asked = itertools.count()
+    asked = threading.Event()
 
-    def any_rank(trial: Any, mine: bool) -> bool:
-        return original(trial, mine or next(asked) == 0)  # one rank has none yet
+    class AskingWindow(ThreadWindow):
+        def publish(self, epoch: int, check: int = 0) -> None:
+            if self.index == 1 and not asked.is_set():  # this rank has no table yet
+                asked.set()
+                self.view(1)[-1] = True
+            super().publish(epoch, check)
 
-    monkeypatch.setattr(copying._Trial, "any", any_rank)
     install(first)
-    board = calibrate(2, lambda index: itertools.count(0, 0).__next__)
+    board = calibrate(2, lambda index: itertools.count(0, 0).__next__, kind=AskingWindow)
     assert min(board.epochs) > 4
     assert kernel_table() is first
 

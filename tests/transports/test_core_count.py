@@ -37,17 +37,17 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 def test_control_groups_limit_the_cores(tmp_path: Path, membership: str, files: dict[str, str], allowed: float) -> None:
     (tmp_path / "membership").write_text(membership)
     groups = tree(tmp_path / "groups", files)
-    assert core_count._allowance.__wrapped__(tmp_path / "membership", groups) == allowed
+    assert core_count.allowance(tmp_path / "membership", groups) == allowed
 
 
 def test_no_control_groups_limit_nothing(tmp_path: Path) -> None:
-    assert core_count._allowance.__wrapped__(tmp_path / "none", tmp_path) == math.inf
+    assert core_count.allowance(tmp_path / "none", tmp_path) == math.inf
 
 
 def test_there_is_a_core_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_count, "_allowance", lambda: 0.2)
+    monkeypatch.setattr(core_count, "allowance", lambda: 0.2)
     assert core_count.usable_cores() == 1
-    monkeypatch.setattr(core_count, "_allowance", lambda: math.inf)
+    monkeypatch.setattr(core_count, "allowance", lambda: math.inf)
     if hasattr(os, "sched_getaffinity"):
         assert core_count.usable_cores() == len(os.sched_getaffinity(0))
 
@@ -55,7 +55,7 @@ def test_there_is_a_core_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_limit_below_the_affinity_leaves_the_first_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_count.os, "sched_getaffinity", lambda pid: {7, 3, 5}, raising=False)
     for allowed, mask in ((math.inf, 0b10101000), (2.5, 0b101000), (0.5, 0b1000)):
-        monkeypatch.setattr(core_count, "_allowance", lambda allowed=allowed: allowed)
+        monkeypatch.setattr(core_count, "allowance", lambda allowed=allowed: allowed)
         assert core_count.core_mask() == mask
         assert core_count.usable_cores() == mask.bit_count()
 

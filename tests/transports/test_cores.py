@@ -21,9 +21,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="th
 def whole_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A system that says nothing of hardware threads."""
     monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
-    cores._by_physical_core.cache_clear()
+    cores.by_physical_core.cache_clear()
     yield
-    cores._by_physical_core.cache_clear()
+    cores.by_physical_core.cache_clear()
 
 
 def of(rank: int, hosts: str = "aa", *, threads: bool = False) -> Cores:

@@ -56,7 +56,9 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class _Process:
+class Process:
+    """An ancestor of this process, and the variables that it began with."""
+
     pid: int
     name: str
     env: Env = field(repr=False)
@@ -66,7 +68,7 @@ def layers(env: Env) -> list[Layer]:
     """The launchers of which a process with the variables `env` has variables, the innermost first."""
     found, task, alive = [], "", [family for family in FAMILIES if family.says(env)]
     said = dict.fromkeys(alive, env)
-    for process in _ancestors() if alive else ():
+    for process in ancestors() if alive else ():
         ended = [family for family in alive if family.differs(said[family], process.env)]
         ended.sort(key=lambda family: process.name not in family.daemons)  # the others keep their precedence
         for family in ended:
@@ -126,7 +128,7 @@ def _several(outer: list[Layer], env: Env, place: tuple[int, int] | None) -> str
     return None
 
 
-def _ancestors() -> Iterator[_Process]:
+def ancestors() -> Iterator[Process]:
     """The ancestors of this process, the nearest first, as far as the system tells them (Linux). A daemon of Slurm's
     stands for the srun that has sent the task there, if that is on this host, and its ancestors follow."""
     below: Env = os.environ
@@ -136,10 +138,10 @@ def _ancestors() -> Iterator[_Process]:
             name = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
             client = slurm_client.client_of(below) if name == slurm_client.DAEMON else 0
             below = _variables(client or pid)
-            yield _Process(pid, name, below)
+            yield Process(pid, name, below)
             if client:
                 pid = client
-                yield _Process(pid, "srun", below)
+                yield Process(pid, "srun", below)
             pid = parent_of(pid)
     except OSError:
         return

@@ -70,11 +70,11 @@ def this_member() -> Member:
     and network: the digest of the kernel's boot id (random(4)) and the identity of the mount. On a system without
     these, the digest of the hostname, the network card's address if there is one, and the folder of temporary files."""
     own = Identity.own()
-    return Member(_host_identity(), socket.gethostname(), own.pid, own.start, own.space, core_mask())
+    return Member(host_identity(), socket.gethostname(), own.pid, own.start, own.space, core_mask())
 
 
 @functools.cache
-def _host_identity() -> str:
+def host_identity() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()

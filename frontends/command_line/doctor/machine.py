@@ -89,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
 def examine() -> dict[str, Any]:
     """Return all findings but the calibration, in JSON's types."""
     problems: list[str] = []
-    transports = {name: _why_not(name) for name in registry.names()}
+    transports = {name: why_not(name) for name in registry.names()}
     if all(reason is not None for reason in transports.values()):
         problems.append("no transport can be used here")
     launcher = launchers.describe(os.environ)
@@ -167,7 +167,7 @@ def _machine() -> dict[str, Any]:
     return machine
 
 
-def _why_not(name: str) -> str | None:
+def why_not(name: str) -> str | None:
     """Return None if the transport is usable here, else the reason and what to install."""
     try:
         return registry.backend(name).usable()
@@ -181,7 +181,7 @@ def _settings(config: Config) -> list[dict[str, Any]]:
         for field in dataclasses.fields(Settings)
     ]
     for name in registry.names():
-        if _why_not(name) is None:
+        if why_not(name) is None:
             given = config.options.get(name, {})
             options = registry.make_options(name, given)
             for field in dataclasses.fields(options):

@@ -93,7 +93,7 @@ def half_ring(coll: str, size: int) -> str:
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the algorithms that a test imports."""
-    monkeypatch.setattr(registry, "_ALGORITHMS", {name: dict(of) for name, of in registry._ALGORITHMS.items()})
+    monkeypatch.setattr(registry, "REGISTERED", {name: dict(of) for name, of in registry.REGISTERED.items()})
 
 
 @pytest.mark.parametrize("transport", ["local", "shm"])

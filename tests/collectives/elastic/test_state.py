@@ -286,7 +286,7 @@ def test_bytes_that_no_number_uses_do_not_count(dtype: np.dtype[Any], view: str)
     def of(rubbish: int) -> Any:
         """Equal values, with other bytes between them."""
         used = np.full((12, dtype.itemsize), rubbish, np.uint8)
-        used[:, snapshot._used_bytes(dtype)] = 7
+        used[:, snapshot.used_bytes(dtype)] = 7
         array = used.reshape(-1).view(dtype).reshape(3, 4)
         return {
             "whole": array,

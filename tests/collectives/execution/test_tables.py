@@ -14,8 +14,10 @@ import pytest
 
 from collectives import AbortedError, Communicator, DeadlineExceeded, MismatchError
 from collectives.execution.executor import Executor
-from tests.worlds import World, executor_of, newest_plan, world_of
+from collectives.operations.planned_call import PlannedCall
+from tests.worlds import World, executor_of, host_of, living, newest_plan, world_of
 from transports.errors import ClosedError, RondeError
+from transports.shm.window import ShmWindow
 
 pytest.importorskip("numba", reason="half of these tests need the compiled interpreter")
 
@@ -88,7 +90,7 @@ def test_scaled_results_are_the_same_bits(dtype: str) -> None:
 
 
 def planned_call(comm: Communicator, name: str, x: Any, out: Any, arguments: tuple[Any, ...]) -> Any:
-    arrays = comm._ordered.host.arrays
+    arrays = host_of(comm).arrays
     return arrays.calls.plain(arrays.collectives[name], x, out, arguments)
 
 
@@ -195,19 +197,20 @@ def test_an_abort_ends_a_wait_and_all_later_calls(compiled: list[str]) -> None:
 
 
 def test_an_interrupt_in_the_middle_tells_the_others(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    other_left = threading.Event()
+    other_left, wait, chosen = threading.Event(), ShmWindow.wait, set[int]()
+
+    def interrupted(window: ShmWindow, *rest: Any) -> Any:
+        if threading.get_ident() in chosen:
+            raise KeyboardInterrupt
+        return wait(window, *rest)
+
+    monkeypatch.setattr(ShmWindow, "wait", interrupted)
 
     def body(comm: Communicator) -> None:
         x = np.ones(3)
         warm(comm, x)
         if comm.rank == 0:
-            window = executor_of(comm)._window
-            assert window is not None
-
-            def interrupted(*_: Any) -> None:
-                raise KeyboardInterrupt
-
-            monkeypatch.setattr(window, "wait", interrupted)
+            chosen.add(threading.get_ident())
             for begin in range(2):
                 with pytest.raises(KeyboardInterrupt if not begin else AbortedError):
                     comm.allreduce(x, out=x)
@@ -336,11 +339,11 @@ def test_the_plans_are_forgotten_with_their_tables() -> None:
 def test_the_kinds_of_calls_that_are_kept_are_bounded(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collectives.operations.planned_call._MOST_CALLS", 8)
 
-    def body(comm: Communicator) -> None:
-        known = comm._ordered.host.calls._known
-        for step in range(1, 40):
-            assert comm.allreduce(np.ones(3), prescale=1 / step).tolist() == [comm.size * (1 / step)] * 3
-            assert 1 <= len(known) <= 8
+    def body(comm: Communicator, step: int) -> None:
+        assert comm.allreduce(np.ones(3), prescale=1 / step).tolist() == [comm.size * (1 / step)] * 3
 
+    before = living(PlannedCall)
     with world(compiled) as ranks:
-        ranks.run(body)
+        for step in range(1, 40):
+            ranks.run(body, step)
+            assert 1 <= living(PlannedCall) - before <= 8 * ranks.size

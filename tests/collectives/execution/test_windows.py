@@ -13,7 +13,7 @@ import pytest
 
 from collectives import AbortedError, Communicator, DeadlineExceeded, MismatchError, PeerLost, RendezvousError
 from collectives.algorithms import algorithms
-from tests.worlds import kept_plans, world_of
+from tests.worlds import executor_of, kept_plans, world_of
 from transports.local.exposing import Exposures
 
 SHARED = ["local", "shm", "auto"]
@@ -174,7 +174,7 @@ def test_the_place_of_a_plain_call_is_looked_up_once() -> None:
     pytest.importorskip("numba", reason="only the compiled interpreter compares addresses")
 
     def rank(comm: Communicator) -> None:
-        windows = comm._windows
+        windows = executor_of(comm).windows
         look_up = windows.offsets
         looked: list[Any] = []
 
@@ -261,12 +261,12 @@ def test_memory_is_released_when_all_ranks_have_dropped_it() -> None:
         del dropped
         gc.collect()
         comm.empty(10)
-        assert len(comm._windows.pieces) == 3, "rank 1 still looks at it"
+        assert len(executor_of(comm).windows.pieces) == 3, "rank 1 still looks at it"
         del view
         comm.empty(10)
         gc.collect()
         comm.empty(10)
-        assert len(comm._windows.pieces) <= 3
+        assert len(executor_of(comm).windows.pieces) <= 3
         kept[...] = 1
         np.testing.assert_array_equal(comm.allreduce(kept, out=kept), np.full(10, comm.size))
 
@@ -276,14 +276,14 @@ def test_memory_is_released_when_all_ranks_have_dropped_it() -> None:
 
 def test_facts_about_an_array_are_not_used_for_the_next_one_with_its_identity() -> None:
     def rank(comm: Communicator) -> None:
-        shared, ids = comm.empty(1000), set()
+        shared, ids, windows = comm.empty(1000), set(), executor_of(comm).windows
         for start in range(0, 1000, 100):
             for _ in range(2):  # found out, and remembered
                 piece = shared[start : start + 100]
                 ids.add(id(piece))
-                places = comm._windows.offsets("allreduce", piece, piece)
+                places = windows.offsets("allreduce", piece, piece)
                 assert places == ((1, 8 * start),) * 2
-                assert comm._windows.offsets("allreduce", piece, piece) == places
+                assert windows.offsets("allreduce", piece, piece) == places
                 del piece
         assert len(ids) < 10, "no identity was used again"
 
@@ -311,9 +311,9 @@ def test_named_windows_are_made_in_any_order_and_released_by_themselves() -> Non
         gc.collect()
         comm.barrier()
         comm.empty(3)
-        assert len(comm._windows.pieces) == 5, "what was made by name goes when something is made by name"
+        assert len(executor_of(comm).windows.pieces) == 5, "what was made by name goes when something is made by name"
         comm.empty(3, name="d")
-        assert len(comm._windows.pieces) == 3
+        assert len(executor_of(comm).windows.pieces) == 3
 
     with world_of("shm", 2) as world:
         world.run(rank)
@@ -394,15 +394,16 @@ def test_who_does_not_come_when_a_window_is_made_is_named(monkeypatch: pytest.Mo
 
     with world_of("local", 2) as world:
         assert "[in allgather(" in world.run(late)[0]
-    gone = threading.Event()
+    gone, here = threading.Event(), threading.local()
 
     def lost(comm: Communicator) -> str:
+        here.rank = comm.rank
         with pytest.raises((PeerLost, AbortedError)) as caught:
             comm.empty(3)
         return str(caught.value)
 
     def expose(exposures: Exposures, *_: object) -> None:
-        if exposures._engine.rank == 1:
+        if here.rank == 1:
             gone.set()
             raise PeerLost("rank 1 lost rank 0", rank=1, peer=0)
         assert gone.wait(10)

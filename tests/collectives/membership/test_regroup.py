@@ -11,10 +11,9 @@ import pytest
 
 import collectives as ronde
 from collectives import Communicator, ConfigError, DeadlineExceeded, PeerLost, RendezvousError, membership
-from collectives.membership import Change, History, ask_to_leave, regrouping, set_bounds, terms_of
+from collectives.membership import Change, History, ask_to_leave, set_bounds, terms_of
 from collectives.membership.registry import Registry
-from collectives.membership.roster import Newcomer
-from collectives.membership.verdict import Verdict
+from collectives.membership.roster import Newcomer, Roster
 from tests.collectives.membership.changes import SECONDS, job
 from tests.collectives.membership.shrinks import THREADS, compute, fail
 from tests.worlds import SECRET
@@ -281,11 +280,11 @@ def test_a_verdict_is_recorded_although_the_rank_that_was_to_do_so_is_lost(monke
 
     Process 1 is lost before it has recorded the verdict. Another one takes its place here, under the same number.
     """
-    record, connect, lost, failed = regrouping._record, Communicator.connect, threading.Event(), threading.Event()
+    record, connect, lost, failed = Registry.record, Communicator.connect, threading.Event(), threading.Event()
 
-    def is_lost(group: Group, verdict: Verdict) -> None:
-        if group.numbers[group.rank] != 1 or lost.is_set():
-            record(group, verdict)
+    def is_lost(registry: Registry, roster: Roster | None, change: bytes) -> None:
+        if lost.is_set():
+            record(registry, roster, change)
         lost.set()
 
     def fails_once(group: Group, *rest: Any) -> Communicator:
@@ -302,7 +301,7 @@ def test_a_verdict_is_recorded_although_the_rank_that_was_to_do_so_is_lost(monke
 
     with job("local", connect_timeout=1.0) as here:
         ranks = here.start(3, rank)
-        monkeypatch.setattr(regrouping, "_record", is_lost)
+        monkeypatch.setattr(Registry, "record", is_lost)
         monkeypatch.setattr(Communicator, "connect", staticmethod(fails_once))
         ask_to_leave(here.store, [0], "it is tired")
         assert [future.result(SECONDS) for future in ranks] == [None, [1, 2], [1, 2]]

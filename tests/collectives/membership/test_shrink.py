@@ -16,8 +16,18 @@ import numpy as np
 import pytest
 
 import collectives as ronde
-from collectives import AbortedError, ClosedError, Communicator, DeadlineExceeded, PeerLost, RendezvousError, RondeError
+from collectives import (
+    AbortedError,
+    ClosedError,
+    Communicator,
+    DeadlineExceeded,
+    PeerLost,
+    RendezvousError,
+    RondeError,
+    family,
+)
 from collectives.membership.agreement import ABSENT_SECONDS, SurvivorAgreement
+from collectives.watchdog import Watchdog
 from tests.collectives.membership.shrinks import THREADS, compute, fail, soon
 from tests.collectives.ranks import SECONDS, SECRET, await_failure
 from tests.transports.tcp_ranks import address_of
@@ -260,13 +270,19 @@ def test_shrink_keeps_a_blamed_rank_that_comes_in_time() -> None:
 
 
 @pytest.mark.long
-def test_shrink_does_not_wait_for_ranks_of_a_silent_host() -> None:
+def test_shrink_does_not_wait_for_ranks_of_a_silent_host(monkeypatch: pytest.MonkeyPatch) -> None:
     gone_on = threading.Event()
+    watchdogs: dict[int, Watchdog] = {}
+
+    def made(group: Group, *rest: Any, **settings: Any) -> Watchdog:
+        return watchdogs.setdefault(group.rank, Watchdog(group, *rest, **settings))
+
+    monkeypatch.setattr(family, "Watchdog", made)
 
     def rank(comm: Communicator) -> None:
         comm.barrier()
         if comm.rank in (2, 3):
-            comm._family.watchdog.close()  # its host sends no heartbeat any more
+            watchdogs[comm.rank].close()  # its host sends no heartbeat any more
             assert gone_on.wait(SECONDS)
             with pytest.raises(RendezvousError, match=rf"without rank {comm.rank} .*host for 0\.\d s .*heartbeat"):
                 comm.shrink()

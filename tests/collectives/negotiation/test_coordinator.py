@@ -36,7 +36,8 @@ class Network:
     """Ranks and their coordinator. Every message stays in a queue until `deliver` picks that queue."""
 
     def __init__(self, size: int, capacity: int = 4096) -> None:
-        self.coordinator = Coordinator(range(size), capacity=capacity)
+        self.cache = ResponseCache(capacity)
+        self.coordinator = Coordinator(range(size), self.cache)
         self.ranks = [Rank(number) for number in range(size)]
         self.up: list[deque[bytes]] = [deque() for _ in range(size)]
         self.down: list[deque[bytes]] = [deque() for _ in range(size)]
@@ -323,15 +324,13 @@ def test_cache_is_bounded_and_an_announced_bit_survives_its_eviction() -> None:
     for name in ("c", "d", "e"):
         net.submit(0, name)
         net.submit(1, name)
-        net.ranks[2].participant.submit(name, SUM)
-        net.ranks[2].in_flight[name] = SUM
+        net.ranks[2].in_flight[name] = SUM  # its announcement overtakes that of "a"
     bit = net.up[2].popleft()
     net.up[2].append(Announcement(2, 0, tuple((name, SUM) for name in ("c", "d", "e"))).pack())
-    net.ranks[2].participant._uncached.clear()
     while queues := [(way, rank) for way, rank in net.queues() if way == "up" or rank != 2]:
         net.deliver(*queues[0])
-    assert len(net.coordinator._cache.entries) == 2
-    assert net.coordinator._cache.evicted
+    assert len(net.cache.entries) == 2
+    assert net.cache.evicted
     net.up[2].append(bit)
     net.deliver_all()
     net.submit(0, "a")
@@ -342,7 +341,7 @@ def test_cache_is_bounded_and_an_announced_bit_survives_its_eviction() -> None:
     for _ in range(2):
         net.submit_on_all("f")
         net.deliver_all()
-    assert not net.coordinator._cache.evicted, "evicted entries are dropped once all ranks know of the eviction"
+    assert not net.cache.evicted, "evicted entries are dropped once all ranks know of the eviction"
 
 
 def test_collected_bit_survives_its_eviction() -> None:

@@ -726,14 +726,15 @@ def test_fusion_can_be_limited_and_switched_off() -> None:
 @pytest.mark.parametrize("transport", ["local", "tcp"])
 def test_a_rank_whose_close_times_out_contributes_no_zeros(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`close` gives its operations up at the moment at which the engine looks a decision up."""
-    with world_of(transport, 2) as world:
+    with world_of(transport, 2) as world, ThreadPoolExecutor(1) as other:
         engine = world.communicators[1]._engine
         following = engine._next
 
         def interrupted() -> Any:
             task = following()
             if getattr(task, "run", None):
-                engine._fail_all(ClosedError("closed in the middle"))
+                with pytest.raises(DeadlineExceeded):
+                    other.submit(engine.close, 0.0).result(PATIENCE)
             return task
 
         monkeypatch.setattr(engine, "_next", interrupted)

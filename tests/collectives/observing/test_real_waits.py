@@ -15,7 +15,7 @@ from collectives.observing import Charges, Comparison, Kind, Snapshot, judge
 from tests.collectives.ranks import meeting_place, member
 from tests.processes import run_processes
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("own_folder")]
+pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.usefixtures("own_folder")]
 LATE = 1
 NAP = 0.1
 X = np.ones(3, np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from collectives import DeadlineExceeded, run, world
 from collectives.watchdog import stall_report as stall
 from collectives.watchdog import watchdog as watch
-from tests.collectives.launch.launcher import ronde
+from tests.collectives.launch.launcher import running
 
 PATIENCE = 20.0
 
@@ -182,14 +183,14 @@ def test_allreduce_that_times_out_carries_the_report_as_a_note(reports: Reports)
 
 
 LATE = """
-import time
+import sys
 import collectives as ronde
 from collectives.watchdog import stall_report as stall, watchdog as watch
 
 watch.LISTEN_SECONDS, stall.COLLECT_SECONDS = 0.1, 0.3
 
 def dawdle():
-    time.sleep(2)
+    open(sys.argv[1]).close()
 
 world = ronde.init()
 if world.rank == 1:
@@ -203,11 +204,19 @@ ronde.shutdown()
 def test_report_is_on_stderr_by_default(tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(LATE)
-    done = ronde("run", "-np", "2", "--set", "stall=0.3", str(script))
-    assert done.returncode == 0
-    text = done.stderr.decode()
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    with running("run", "-np", "2", "--set", "stall=0.3", str(script), str(go)) as job:
+        assert job.process.stderr is not None
+        text = ""
+        while "open(sys.argv[1])" not in text:
+            line = job.process.stderr.readline()
+            assert line, text
+            text += line.decode()
+        go.write_bytes(b"")
+        code, _, rest = job.finish()
+    assert code == 0, rest
     assert "[rank 0] rank 0 (" in text
     assert " s in barrier(), call 1, " in text
     assert "  not there: rank 1 (" in text
     assert f'File "{script}", line 9, in dawdle\n' in text
-    assert "time.sleep(2)" in text

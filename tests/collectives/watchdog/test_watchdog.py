@@ -190,6 +190,7 @@ def rank_of_a_stopped_job(rank: int, url: str) -> str:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 @linux
 def test_job_stopped_as_a_whole_continues() -> None:
     with meeting_place() as url:
@@ -353,9 +354,13 @@ class Unreliable(MemoryStore):
             raise RendezvousError("out of reach")
 
 
-def host_of(rank: int, hosts: str, store: Store, heartbeat: float = 1.0) -> NextHost:
-    group = dataclasses.replace(groups(len(hosts), list(hosts))[rank], store=store)
-    return NextHost(group, store, heartbeat, lambda ranks: wake(store, ranks))
+class RankOfHost(NextHost):
+    """The watch of one rank."""
+
+    def __init__(self, rank: int, hosts: str, store: Store, heartbeat: float = 1.0) -> None:
+        group = dataclasses.replace(groups(len(hosts), list(hosts))[rank], store=store)
+        super().__init__(group, store, heartbeat, lambda ranks: wake(store, ranks))
+        self.woken = lambda: store.delete(f"wakeup/{rank}")
 
 
 class Clock:
@@ -365,13 +370,13 @@ class Clock:
         self.now = 100.0
         monkeypatch.setattr(liveness.time, "monotonic", lambda: self.now)
 
-    def run(self, seconds: float, *hosts: NextHost) -> list[PeerLost]:
+    def run(self, seconds: float, *hosts: RankOfHost) -> list[PeerLost]:
         """Let `seconds` pass and call `tick` of the hosts when it is due; the errors that they report."""
         lost: list[PeerLost] = []
         end = self.now + seconds
         while self.now < end:
             for host in hosts:
-                if host._store.delete(f"wakeup/{host._group.rank}"):
+                if host.woken():
                     host.send()
                 if host.due <= self.now and (found := host.tick(self.now)) is not None:
                     lost.append(found)
@@ -381,7 +386,7 @@ class Clock:
 
 def test_silence_counts_only_while_the_observer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     store, clock = Unreliable(), Clock(monkeypatch)
-    a, b, c = (host_of(rank, "abc", store) for rank in range(3))
+    a, b, c = (RankOfHost(rank, "abc", store) for rank in range(3))
     assert a.exists
     assert not clock.run(3, a, b)  # c has sent no heartbeat, so it is not watched
     assert not clock.run(3, a, b, c)
@@ -401,7 +406,7 @@ def test_silence_counts_only_while_the_observer_runs(monkeypatch: pytest.MonkeyP
 
 def test_host_whose_ranks_closed_is_not_lost_and_the_next_one_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     store, clock = MemoryStore(), Clock(monkeypatch)
-    ranks = [host_of(rank, "aabbc", store) for rank in range(5)]
+    ranks = [RankOfHost(rank, "aabbc", store) for rank in range(5)]
     assert not clock.run(3, *ranks)
     assert not clock.run(3, ranks[0], ranks[1], ranks[3], ranks[4])  # one rank of a host is enough
     store.set("left/2", b"")
@@ -414,7 +419,7 @@ def test_host_whose_ranks_closed_is_not_lost_and_the_next_one_is_watched(monkeyp
 
 def test_silent_host_whose_ranks_partly_closed_loses_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     store, clock = MemoryStore(), Clock(monkeypatch)
-    ranks = [host_of(rank, "abbb", store) for rank in range(4)]
+    ranks = [RankOfHost(rank, "abbb", store) for rank in range(4)]
     assert not clock.run(2, *ranks)
     store.set("left/2", b"")
     lost = clock.run(1.2, ranks[0])
@@ -425,8 +430,8 @@ def test_silent_host_whose_ranks_partly_closed_loses_the_others(monkeypatch: pyt
 
 
 def test_no_host_is_watched_in_a_group_of_one_host_or_without_heartbeat() -> None:
-    assert not host_of(0, "aaa", MemoryStore()).exists
-    assert not host_of(0, "ab", MemoryStore(), heartbeat=0.0).exists
+    assert not RankOfHost(0, "aaa", MemoryStore()).exists
+    assert not RankOfHost(0, "ab", MemoryStore(), heartbeat=0.0).exists
 
 
 # ---- aborts and threads

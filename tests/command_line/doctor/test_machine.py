@@ -120,8 +120,8 @@ def test_what_settings_name_and_cannot_be_used_is_a_problem(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each rank would fail in `init`. All are told, not only the first."""
-    why_not = doctor._why_not
-    monkeypatch.setattr(doctor, "_why_not", lambda name: "no GPU" if name == "nccl" else why_not(name))
+    why_not = doctor.why_not
+    monkeypatch.setattr(doctor, "why_not", lambda name: "no GPU" if name == "nccl" else why_not(name))
     monkeypatch.setattr(doctor, "obstacle", lambda: "there is no Numba")
     named = {"RULES": "rules.toml", "TLS_CERTIFICATE": "no.pem", "TLS_KEY": "no.pem", "TLS_CA": "no.pem"}
     for name, file in named.items():
@@ -140,7 +140,7 @@ def test_what_settings_name_and_cannot_be_used_is_a_problem(
 
 
 def test_no_usable_transport_is_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_why_not", lambda name: f"{name} is out of order")
+    monkeypatch.setattr(doctor, "why_not", lambda name: f"{name} is out of order")
     code, found = report(capsys)
     assert code == 1
     assert found["problems"] == ["no transport can be used here"]

@@ -11,6 +11,8 @@ import pytest
 
 from tests.frontends.mpi.conftest import Run
 from tests.worlds import world_of
+from transports.driver import Awaited
+from transports.engine import Engine
 
 
 def mpi() -> Any:
@@ -116,23 +118,23 @@ def test_matched_probes_take_the_message_that_they_found(ranks: Run) -> None:
 def test_a_matched_probe_whose_message_is_received_meanwhile_looks_again(
     ranks: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from frontends.mpi.comm_messages import Messages
+    from collectives.operations.channel import Channel
 
-    look, taken = Messages._probe, []
-
-    def look_and_lose(comm: Any, *arguments: Any, **options: Any) -> bool:
-        found = look(comm, *arguments, **options)
-        if found and not taken:
-            taken.append(comm.recv(source=1))
-        return found
+    look, taken = Channel.probe, list[str]()
 
     def body(comm: Any) -> Any:
+        def look_and_lose(channel: Channel, *arguments: Any) -> Any:
+            found = look(channel, *arguments)
+            if found is not None and not taken:
+                taken.append(comm.recv(source=1))
+            return found
+
         if comm.rank:
             for each in ("one", "two"):
                 comm.send(each, 0)
             return None
         comm.Probe(source=1)
-        monkeypatch.setattr(Messages, "_probe", look_and_lose)
+        monkeypatch.setattr(Channel, "probe", look_and_lose)
         return comm.mprobe().recv(), comm.improbe()
 
     assert ranks(2, body)[0] == ("two", None)
@@ -241,15 +243,13 @@ def test_a_rank_that_gives_up_ends_the_waits_of_the_others(ranks: Run) -> None:
 def test_an_interrupt_of_a_blocking_message_aborts_since_its_receive_would_take_the_next(
     ranks: Run, monkeypatch: pytest.MonkeyPatch, call: Any, transport: str
 ) -> None:
-    from collectives.operations.point_to_point import Message
+    chosen, wait, gate = set[int](), Engine.wait, threading.Barrier(2)
 
-    chosen, wait, gate = set[int](), Message._wait, threading.Barrier(2)
-
-    def interrupted(self: Message, patience: float) -> None:
+    def interrupted(engine: Engine, awaited: Awaited, deadline: float) -> bool:
         if threading.get_ident() in chosen:
             chosen.clear()
             raise KeyboardInterrupt
-        wait(self, patience)
+        return wait(engine, awaited, deadline)
 
     def body(comm: Any) -> Any:
         MPI = mpi()
@@ -265,7 +265,7 @@ def test_an_interrupt_of_a_blocking_message_aborts_since_its_receive_would_take_
             comm.Recv(np.empty(3), 1 - comm.rank, 5)
         return "rank 0 left a message: KeyboardInterrupt" in str(caught.value)
 
-    monkeypatch.setattr(Message, "_wait", interrupted)
+    monkeypatch.setattr(Engine, "wait", interrupted)
     assert ranks(2, body, transport) == [True, True]
 
 

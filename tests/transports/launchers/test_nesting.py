@@ -35,8 +35,8 @@ def family_of(
     monkeypatch: pytest.MonkeyPatch, env: Mapping[str, str], above: Sequence[tuple[str, Mapping[str, str]]]
 ) -> str:
     """The launcher that a process with these variables finds, below ancestors with names and variables."""
-    processes = [nesting._Process(100 + number, name, variables) for number, (name, variables) in enumerate(above)]
-    monkeypatch.setattr(nesting, "_ancestors", lambda: iter(processes))
+    processes = [nesting.Process(100 + number, name, variables) for number, (name, variables) in enumerate(above)]
+    monkeypatch.setattr(nesting, "ancestors", lambda: iter(processes))
     launch = find(env)
     assert launch is not None
     return launch.family
@@ -54,7 +54,7 @@ def family_of(
         ({**RONDE_RANK, "RONDE_SIZE": "2", "RONDE_RANK": "1"}, TORCHRUN, "ronde"),
     ],
 )
-def test_l4_innermost_by_the_ancestors(
+def test_l4_innermost_by_theancestors(
     monkeypatch: pytest.MonkeyPatch, inner: dict[str, str], outer: dict[str, str], family: str
 ) -> None:
     """A shell, the inner launcher, which has the variables of the outer one, and that."""
@@ -119,7 +119,7 @@ def test_l4_what_looks_like_copies_and_is_one_world(
 
 
 def test_l4_a_launcher_that_was_started_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nesting, "_ancestors", lambda: iter([nesting._Process(100, "outer", {})]))
+    monkeypatch.setattr(nesting, "ancestors", lambda: iter([nesting.Process(100, "outer", {})]))
     for env in (OPENMPI, TORCHRUN, SLURM, {**RONDE_RANK, "RONDE_SIZE": "2"}):
         with pytest.raises(ConfigError, match=r"several copies .*`mine`.* RONDE_LAUNCHER=none"):
             check_started_once(env, "mine")

@@ -38,13 +38,13 @@ class Server:
         self.values: dict[str, str] = {}
         self.commands: list[str] = []
         self._barrier = threading.Barrier(size)
-        self._ends: list[socket.socket] = []
+        self.ends: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
     def environment(self, rank: int) -> dict[str, str]:
         """The environment of the process `rank`; its end of the connection is open in this process."""
         ours, theirs = socket.socketpair()
-        self._ends += [ours, theirs]
+        self.ends += [ours, theirs]
         self._serve(ours, rank)
         return {"PMI_RANK": str(rank), "PMI_SIZE": str(self.size), "PMI_FD": str(theirs.fileno())}
 
@@ -87,12 +87,12 @@ class Server:
     def listen(self) -> socket.socket:
         """A listener that serves one process, rank 0, at PMI_PORT."""
         listener = socket.create_server(("127.0.0.1", 0))
-        self._ends.append(listener)
+        self.ends.append(listener)
 
         def accept() -> None:
             with contextlib.suppress(OSError):
                 end, _ = listener.accept()
-                self._ends.append(end)
+                self.ends.append(end)
                 self._run(end, 0)
 
         self._threads.append(threading.Thread(target=accept))
@@ -101,7 +101,7 @@ class Server:
 
     def close(self) -> None:
         self._barrier.abort()
-        for end in self._ends:
+        for end in self.ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
@@ -199,7 +199,7 @@ def test_launcher_that_goes_away(serve: Callable[..., Server]) -> None:
     server = serve(2)
     env = server.environment(0)
     with Pmi(env, soon()) as values:
-        timer = threading.Timer(0.05, server._ends[0].shutdown, [socket.SHUT_RDWR])
+        timer = threading.Timer(0.05, server.ends[0].shutdown, [socket.SHUT_RDWR])
         timer.start()
         with pytest.raises(RendezvousError, match=r"PMI-1 .*closed"):
             values.fence(soon())

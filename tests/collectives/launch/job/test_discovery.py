@@ -87,7 +87,7 @@ def test_a_script_that_prints_too_much(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_script_that_closes_its_output_early_is_waited_for(tmp_path: Path) -> None:
-    path = written(tmp_path, "echo h1:2; exec >&- 2>&-; sleep 0.3; exit 3")
+    path = written(tmp_path, "echo h1:2; exec >&- 2>&-; sleep 0.2; exit 3")
     with pytest.raises(DiscoveryError, match=r"script: .* 3: "):
         discovery.script(path, 1).find()
 

@@ -89,9 +89,13 @@ def test_l6_a_process_that_is_to_outlive_the_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("killed", [False, True])
 def test_l6_a_discovery_script_that_still_runs(tmp_path: Path, killed: bool) -> None:
     script = tmp_path / "find"
-    script.write_text(f"#!/bin/sh\n[ -e {tmp_path}/looked ] && sleep 1000\ntouch {tmp_path}/looked\necho localhost:2\n")
+    again = f"[ -e {tmp_path}/looked ] && touch {tmp_path}/again && sleep 1000"
+    script.write_text(f"#!/bin/sh\n{again}\ntouch {tmp_path}/looked\necho localhost:2\n")
     script.chmod(0o755)
-    code = "import time, ronde\nronde.init().barrier()\ntime.sleep(3)\nprint('done', flush=True)"
+    code = (
+        "import os, time, ronde\nronde.init().barrier()\n"
+        f"while not os.path.exists('{tmp_path}/again'): time.sleep(0.01)\nprint('done', flush=True)"
+    )
     arguments = ["--host-discovery-script", str(script), "-np", "2", sys.executable, "-c", code]
     with running("run", *arguments, extra={"STRAY": tmp_path.name}) as job:
         job.read_words("done", 2)

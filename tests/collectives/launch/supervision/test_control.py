@@ -21,6 +21,7 @@ from collectives.launch.supervision.control import ControlSocket
 from collectives.launch.supervision.elastic import ElasticJob
 from collectives.scaling import Terms
 from frontends.command_line import cli
+from tests.transports.tcp_ranks import wait_until
 from transports.errors import ConfigError
 
 
@@ -41,23 +42,33 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
+def serving(selector: selectors.BaseSelector) -> Iterator[None]:
+    """A thread makes the calls of a selector meanwhile."""
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            for key, _ in selector.select(0.02):
+                key.data()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
 def served(name: str) -> Iterator[ControlSocket]:
     """A socket that a thread serves."""
-    over = threading.Event()
-    with selectors.DefaultSelector() as selector, contextlib.closing(ControlSocket(selector, name, answer)) as made:
-
-        def serve() -> None:
-            while not over.is_set():
-                for key, _ in selector.select(0.02):
-                    key.data()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield made
-        finally:
-            over.set()
-            thread.join()
+    with (
+        selectors.DefaultSelector() as selector,
+        contextlib.closing(ControlSocket(selector, name, answer)) as made,
+        serving(selector),
+    ):
+        yield made
 
 
 def test_drain(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +152,15 @@ def test_a_folder_of_somebody_else_is_refused(runtime: Path, monkeypatch: pytest
         control.ask_job("0a", {})
 
 
+@contextlib.contextmanager
+def opened(job: ElasticJob, selector: selectors.BaseSelector) -> Iterator[None]:
+    """A job that has found its hosts, and answers commands."""
+    job.open()
+    with serving(selector):
+        wait_until(lambda: job.places)
+        yield
+
+
 @pytest.mark.parametrize("name", ["localhost", socket.gethostname(), "127.0.0.1", "::1", "LOCALHOST."])
 @pytest.mark.parametrize("known", ["localhost", socket.gethostname()])
 def test_this_machine_is_drained_by_any_of_its_names(known: str, name: str) -> None:
@@ -148,8 +168,7 @@ def test_this_machine_is_drained_by_any_of_its_names(known: str, name: str) -> N
     with selectors.DefaultSelector() as selector, contextlib.closing(StoreKeeper({})) as keeper:
         terms = Elastic(Terms(1), fixed(hosts), Ssh())
         job = ElasticJob(terms, "0a", selector, keeper, lambda text: None, lambda code, reason: None)
-        with contextlib.closing(job):
-            job._on_found(hosts)
-            assert job._answer({"drain": name}) == {"text": f"host {name}: no process runs there"}
+        with contextlib.closing(job), opened(job, selector):
+            assert control.ask_job("0a", {"drain": name}) == f"host {name}: no process runs there"
             with pytest.raises(ConfigError, match=rf"host 'h3': .*hosts: {known}, h2"):
-                job._answer({"drain": "h3"})
+                control.ask_job("0a", {"drain": "h3"})

@@ -247,6 +247,7 @@ def test_e5_e6_a_rank_that_exits_with_0_ends_the_program(moment: str, minimum: s
     assert "process 3" not in err
 
 
+@pytest.mark.long
 def test_e8_a_rank_that_never_comes_is_started_a_bounded_number_of_times() -> None:
     """Its imports take longer than the longest rest."""
     options = ["-np", "2", "--min-np", "1", "--max-np", "2", "--blacklist-cooldown-range", "0.2", "0.4"]
