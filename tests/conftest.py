@@ -383,7 +383,7 @@ def leave_to_nightly(items: list[pytest.Item]) -> None:
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         name = item.nodeid.removeprefix("tests/")
-        if item.get_closest_marker("engines"):
+        if item.get_closest_marker("engines") or item.get_closest_marker("crowd"):  # their own marks choose
             continue
         if name.startswith(NIGHTLY):
             item.add_marker("nightly")
