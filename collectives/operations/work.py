@@ -158,8 +158,12 @@ class Promise(Work[T]):
         self._end()
 
     def _end(self) -> None:
-        self._finished = True
-        self._open()
+        try:
+            self._finished = True
+            self._open()
+        except BaseException:  # an interrupt: those that wait must learn of the end
+            self._open()
+            raise
         self.call_back()
 
     def _over(self) -> bool:

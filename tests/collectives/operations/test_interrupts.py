@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from collectives.execution import Table
 from collectives.execution.binder import Binder
 from collectives.execution.rows import BoundPlan
 from collectives.jit import layout
-from tests.points import LONG, Interrupt, Points
+from collectives.operations.work import Promise
+from tests.points import LONG, Interrupt, Points, each_point
 from tests.worlds import World, executor_of, kept_plans
 from transports import shm
 from transports.anysource import AnySource
@@ -361,6 +363,19 @@ def test_an_interrupt_in_the_thread_of_asynchronous_calls(
         assert all(comm.failure is not None for comm in world.communicators) or len(values) == 17
     finally:
         world.close()
+
+
+@pytest.mark.parametrize("kind", ["line", "instruction"])
+def test_an_interrupt_while_an_operation_ends_leaves_nobody_waiting(kind: str) -> None:
+    for points in each_point(kind):
+        waits = threading.Event()
+        work = Promise[int](waits.set)
+        with ThreadPoolExecutor(1) as waiting:
+            result = waiting.submit(work.wait, PATIENCE)
+            assert waits.wait(PATIENCE)
+            if points.interrupt(lambda: work.set_result(7)) and not work.test():  # noqa: B023 - it is called here
+                work.set_result(7)
+            assert (result.result(), work.wait(PATIENCE)) == (7, 7), points.place
 
 
 def test_c3_planning_race() -> None:
