@@ -439,9 +439,7 @@ globals().update(_CODES)
 globals().update(_PREDEFINED)
 globals().update(dict.fromkeys(_ABSENT, DATATYPE_NULL))
 
-if (
-    not TYPE_CHECKING
-):  # a checker shall know the names, and can read no such list: without one it takes all public names
+if not TYPE_CHECKING:  # checkers cannot read the list; without one they take all public names
 
     def __getattr__(name: str) -> Any:
         if name in ("_sizeof", "_addressof", "_handleof", "__pyx_capi__"):
