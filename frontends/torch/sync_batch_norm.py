@@ -85,13 +85,14 @@ class _Normalise(torch.autograd.Function):  # type: ignore[misc]
         totals = _total(sums, process_set)
         channels, count = x.shape[1], totals[-1].item()
         mean = totals[:channels] / count
-        centred = wide - mean.reshape(_per_channel(x))
+        shape = _per_channel(x)
+        centred = wide - mean.reshape(shape)
         if x.dtype is torch.float64:
             variance = _total((centred * centred).sum(axes), process_set) / count
         else:
             variance = (totals[channels:-1] / count - mean * mean).clamp_min(0)
         scale = torch.rsqrt(variance + eps)
-        normalised = (centred * scale.reshape(_per_channel(x))).to(x.dtype)
+        normalised = (centred * scale.reshape(shape)).to(x.dtype)
         ctx.save_for_backward(x, mean, scale)  # not the result, which may be changed in place
         ctx.count, ctx.process_set = count, process_set
         ctx.mark_non_differentiable(mean, variance)

@@ -300,7 +300,7 @@ def test_arrays_of_other_rows_are_a_mismatch_that_all_ranks_see_alike(three: Wor
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_calls_that_do_not_fit_together_are_a_mismatch_on_every_rank(transport: str, mine: Any, theirs: Any) -> None:
     def body(comm: Communicator) -> list[str]:
-        with pytest.raises(MismatchError) as caught:
+        with pytest.raises(MismatchError, match="do not fit together") as caught:
             (theirs if comm.rank == 1 else mine)(comm)
         assert comm.failure is not None
         *rows, noticed = str(caught.value).splitlines()[1:]

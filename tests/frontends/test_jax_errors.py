@@ -57,7 +57,7 @@ def mistakes(rank: int, size: int) -> None:
         (lambda: hvd.allreduce(jax.random.key(0)), TypeError, "key_data"),
         (lambda: hvd.allreduce(x, process_set=3), TypeError, "process_set=3"),
         (lambda: hvd.broadcast(x, 7), ValueError, "root_rank=7"),
-        (lambda: hvd.reduce_scatter(x, op=hvd.Max), ValueError, "Average and Sum"),
+        (lambda: hvd.reduce_scatter(x, op=hvd.Max), ValueError, "Average and Sum only"),
         (lambda: hvd.reduce_scatter(jnp.float32(1)), ValueError, "dimension"),
         (lambda: hvd.alltoall(jnp.ones(3)), ValueError, "divisible by 2 ranks"),
         (lambda: hvd.alltoall(x, [[1, 1], [1, 1]]), ValueError, "3 rows"),

@@ -182,7 +182,7 @@ def mistakes(rank: int, size: int) -> None:
         hvd.broadcast(torch.ones(2), 7)
     with pytest.raises(ValueError, match="op='median'"):
         hvd.allreduce(torch.ones(2), op="median")
-    with pytest.raises(hvd.HorovodInternalError, match="Average and Sum"):
+    with pytest.raises(hvd.HorovodInternalError, match="Average and Sum only"):
         hvd.reducescatter(torch.ones(2), op=hvd.Max)
     with pytest.raises(ValueError, match="op and average"):
         hvd.allreduce(torch.ones(2), average=True, op=hvd.Sum)

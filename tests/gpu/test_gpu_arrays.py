@@ -239,7 +239,7 @@ def test_a_call_on_the_host_beside_one_on_gpus_is_a_mismatch() -> None:
             comm.allreduce(x if comm.rank else cupy.asarray(x))
             comm.barrier()  # the work of rank 0 has only been enqueued
 
-        with pytest.raises(MismatchError):
+        with pytest.raises(MismatchError, match="do not fit together"):
             call_and_see()
 
     with gpus() as some, some.world(2) as world:

@@ -270,7 +270,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
     def body(bench: Bench) -> None:
         if bench.rank != 1:
-            with pytest.raises(DeadlineExceeded, match=r"rank 1 .* .*NCCL communicator"):
+            with pytest.raises(DeadlineExceeded, match=r"rank 1 .* did not come .*NCCL communicator"):
                 bench.join(deadline=time.monotonic() + 0.5)
         together.wait(10)
 
@@ -448,7 +448,7 @@ def test_a_call_whose_time_is_over_is_aborted() -> None:
             group.leave(bench.stream, x)
         failure = bench.wait_for_failure()
         assert isinstance(failure, DeadlineExceeded)
-        assert ": allreduce(float32)" in failure.message
+        assert "NCCL did not end in time: allreduce(float32)" in failure.message
         bench.machine.synchronize(lambda: bench.machine.drained(bench.stream))
         bench.transport.close(soon())
         return bench.api.calls
@@ -466,7 +466,7 @@ def test_a_call_that_nccl_does_not_begin_in_time_is_aborted() -> None:
         x = bench.memory(np.ones(4, np.float32))
         machine.busy_polls = 10**9
         group.enter(1, time.monotonic() + 0.1, "a call")
-        with pytest.raises(DeadlineExceeded, match=r"NCCL .*begin .*: a call"):
+        with pytest.raises(DeadlineExceeded, match=r"NCCL did not begin .*: a call"):
             group.all_reduce(at(x), at(x), 4, "float32", "sum", bench.stream)
         assert bench.api.calls[-1] == "abort"
         with pytest.raises(DeadlineExceeded):
@@ -514,7 +514,7 @@ def test_a_group_that_is_left_in_the_middle_is_aborted() -> None:
             with pytest.raises(ZeroDivisionError):
                 send_and_stumble(group, at(x), bench.stream)
         failure = bench.wait_for_failure()
-        assert ": ZeroDivisionError" in failure.message
+        assert "left in the middle of a call: ZeroDivisionError" in failure.message
         return bench.api.calls
 
     assert on_ranks(body)[0] == ["init", "send", "group_end", "abort"]
@@ -574,7 +574,7 @@ def test_closing_has_a_deadline() -> None:
         group.enter(1, soon(), "a call")
         group.all_reduce(at(x), at(x), 4, "float32", "sum", bench.stream)
         group.leave(bench.stream, x)
-        with pytest.raises(DeadlineExceeded, match=r"NCCL .*end"):
+        with pytest.raises(DeadlineExceeded, match="NCCL did not end"):
             group.close(time.monotonic() + 0.1)
         release()
         return bench.api.calls

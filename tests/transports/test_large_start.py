@@ -68,7 +68,7 @@ def test_a_rank_that_gives_up_reads_the_rows_once(store: CountingStore) -> None:
     before = store.total
     meeting = Meeting(1, SIZE, MEMBERS[1], store, 0.0)
     meeting.enter()
-    with pytest.raises(Exception, match=r"^ranks 3, 5, 7, .*, 65 and 4967 more of 10000"):
+    with pytest.raises(Exception, match=r"^ranks 3, 5, 7, .*, 65 and 4967 more of 10000 did not come"):
         meeting.result()
     assert store.total - before == 4, "its row, the table, the rows, and the decision"
 

@@ -59,7 +59,7 @@ def test_the_table_names_the_line_of_the_program_not_of_the_framework(framework:
     exec("def through(call, array):\n    call(array)", frames)
 
     def body(comm: Communicator) -> str:
-        with pytest.raises(MismatchError) as caught:
+        with pytest.raises(MismatchError, match="do not fit together") as caught:
             frames["through"](comm.allreduce, np.zeros(3 + comm.rank))
         return str(caught.value)
 
@@ -72,7 +72,7 @@ def test_broadcast_of_a_rank_ahead_is_found_by_its_last_calls() -> None:
     """Rank 0 has completed a call with other arguments, in which the other ranks still wait."""
 
     def body(comm: Communicator) -> str:
-        with pytest.raises(MismatchError) as caught:
+        with pytest.raises(MismatchError, match="do not fit together") as caught:
             one_rank_ahead(comm)
         return str(caught.value)
 

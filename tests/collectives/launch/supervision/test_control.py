@@ -88,7 +88,7 @@ def test_drain(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_such_job(runtime: Path) -> None:
-    with pytest.raises(ConfigError, match="job 0a: "):
+    with pytest.raises(ConfigError, match="job 0a: no such"):
         control.ask_job("0a", {"drain": "h"})
 
 
