@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from transports import compiled
 from transports.base import Request
 from transports.engine import Engine
+from transports.matching import InboundMessage
 
 A = TypeVar("A")
 
@@ -57,14 +59,16 @@ class Channel(compiled.Channel):
         self._loop = engine.loop
         self._lock = engine.lock
         self._match_queue = engine.match_queue
-        self._dests = tuple(dests)
-        self._sources = tuple(sources)
+        self._dests = tuple(sorted(set(dests)))
+        self._sources = Counter(sources)
         self._tag = tag
         self._busy = busy
         self._words = {peer: (ctypes.c_int64 * compiled.LANE_WORDS)() for peer in {*dests, *sources}}
         self._to: list[compiled.LaneTo] = []
         self._from: list[compiled.LaneFrom] = []
         self._rings: list[compiled.LaneTo | compiled.LaneFrom] = []
+        self._early: dict[int, InboundMessage] = {}
+        """The messages that were handed over to the present run."""
 
     def words(self, peer: int) -> int:
         return ctypes.addressof(self._words[peer])
@@ -81,6 +85,7 @@ class Channel(compiled.Channel):
                     self._catch_up()
                 if answer is not None:
                     self._hand_back()
+                self._early.clear()
             except BaseException as error:
                 self._engine.crashed(error)
                 raise
@@ -120,10 +125,13 @@ class Channel(compiled.Channel):
         return True
 
     def _hand_over(self, lane: compiled.LaneFrom) -> bool:
-        """Give compiled code the message that came before the call. False if it cannot take it."""
-        early = self._match_queue.take_only(lane.peer, self._tag, self.largest)
+        """Give compiled code the message that came before the call. False if it cannot take it, or if more have come
+        that it would have to take: it looks for those in the lane."""
+        several = self._sources[lane.peer] > 1
+        early = self._match_queue.take_first(lane.peer, self._tag, self.largest, only=several)
         if early is None:
             return False
+        self._early[lane.peer] = early
         lane.put_back(self._words[lane.peer], compiled.HEAD.pack(early.tag, early.check, len(early.view)), early.view)
         return True
 
@@ -140,10 +148,15 @@ class Channel(compiled.Channel):
         return True
 
     def _hand_back(self) -> None:
-        """Give the lanes the bytes that were read, or handed over, and not taken."""
+        """Give the lanes the bytes that were read and not taken, and the match queue the messages that were handed over
+        and not taken."""
         for lane in self._from:
             words = self._words[lane.peer]
             end, words[compiled.END] = words[compiled.END], 0
             if end:
                 self._loop.driver.interrupt()  # other threads may wait for the frame that arrived
-                lane.adopt(end)
+                early = self._early.pop(lane.peer, None)
+                if early is None:
+                    lane.adopt(end)
+                else:
+                    self._match_queue.put_first(early)

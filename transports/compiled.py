@@ -113,7 +113,8 @@ class LaneFrom(Protocol):
         """Put a frame that was received before into the buffer, and write BUFFER and END."""
 
     def adopt(self, count: int) -> None:
-        """Receive `count` bytes that are in the buffer and were not taken, before all others."""
+        """Receive `count` bytes before all others that compiled code has read from a socket into the buffer, and not
+        taken."""
 
 
 class CompiledMessages(ABC):
@@ -130,8 +131,9 @@ class CompiledMessages(ABC):
 
     @abstractmethod
     def channel(self, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int) -> Channel | None:
-        """The channel for messages with this tag to `dests` and from `sources`; None if compiled code cannot use the
-        lanes of one of them. `busy`: the answer of `Channel.run` if the lanes cannot be used now."""
+        """The channel for messages with this tag to `dests` and from `sources`, with one entry for each message; None
+        if compiled code cannot use the lanes of one of them. `busy`: the answer of `Channel.run` if the lanes cannot be
+        used now."""
 
 
 class Channel(ABC):

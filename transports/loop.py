@@ -122,7 +122,8 @@ class Loop:
         self._spin = max(self._spin, spin)
         self._yields_for = max(self._yields_for, yields_for)
         self.polls = self._spin > 0.0 and self._cores.suffice
-        self.yields = self._spin > 0.0 and not self.polls and not self._cores.shares_process
+        waits = self._spin + self._yields_for > 0.0
+        self.yields = waits and not self.polls and not self._cores.shares_process
         self.glances = range(_GLANCES if self.polls else 1)
 
     def open(self) -> None:

@@ -357,13 +357,20 @@ class MatchQueue:
         receive.done = True
         return True
 
-    def take_only(self, peer: int, tag: int, most: int) -> InboundMessage | None:
-        """Take the unexpected message with this tag from a peer out. None, with nothing done, if there is none or more
-        than one, or if it is not complete, longer than `most` bytes, or noted."""
+    def take_first(self, peer: int, tag: int, most: int, *, only: bool) -> InboundMessage | None:
+        """Take the first unexpected message with this tag from a peer out. None, with nothing done, if there is none,
+        or if it is not complete, longer than `most` bytes, or noted; with `only` also if there is another one."""
         messages = self._unexpected.get((peer, tag))
-        if messages is None or len(messages) != 1 or len(messages[0].view) > most:
+        if messages is None or (only and len(messages) > 1) or len(messages[0].view) > most:
             return None
         return self._take_whole(messages[0])
+
+    def put_first(self, inbound: InboundMessage) -> None:
+        """Keep a message again that `take_first` has taken out, before all others with its tag from its peer."""
+        self.unexpected_bytes += inbound.nbytes
+        self.unexpected_frames += 1
+        self._unexpected.setdefault((inbound.peer, inbound.tag), deque()).appendleft(inbound)
+        self._in_order = None  # it is put in order when somebody asks
 
     def take(self, sources: tuple[int, ...], tags: range, view: memoryview | None, check: int | None) -> Taken | None:
         """Take the unexpected message that a receive would be given now: see AnySource.take. None, with nothing done,

@@ -359,7 +359,7 @@ class Executor:
                 self._keep(plan, Table)
                 parts = plan, self._state, self._binder, self._scratch_for(plan)
                 table = tabulate(*parts)
-                if table is None and self._messages is not None and self._window is None:
+                if table is None and self._messages is not None:
                     table = tabulate_messages(*parts, self._messages)
                 plan.bound[Table] = table
             return plan.bound[Table]  # type: ignore[no-any-return]

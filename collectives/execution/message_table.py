@@ -5,6 +5,9 @@
     AWAIT   [TAKE, bytes, result, lanes of the peer]   of a RECV
             [IDLE]                                     of a SEND: the system has taken the message
 
+If the ranks have a staging window, the call's number is published there before the first row, which is left to Python
+if a peer sleeps until then.
+
 A message that the interpreter leaves is Python's: the receives that have begun are posted, and rows run as functions of
 Python until all messages that these have begun are awaited. If it only leaves a peer to be woken, it goes on behind
 that row.
@@ -42,6 +45,8 @@ class Message(NamedTuple):
 
 class MessageTable(Table):
     """The table of a program whose ranks send small messages."""
+
+    runs_alone = False
 
     def __init__(
         self,
@@ -99,7 +104,9 @@ class MessageTable(Table):
         steps = self.plan.program.instructions
         left: int | None = answer
         while left is not None and left >= 0:
-            message, moved = self._messages[left], self._state.moved
+            message, moved = self._messages.get(left), self._state.moved
+            if message is None:  # nothing was done but to publish the number
+                break
             if moved < HEAD_BYTES + message.nbytes:
                 if moved:
                     span, check = steps[left].a, self.plan.check_of(self._state.log.words[CALLS])
@@ -116,6 +123,8 @@ class MessageTable(Table):
         these messages are awaited."""
         steps, sending = self.plan.program.instructions, self._sending
         self._sending = None
+        if row == 0 and self._state.controls is not None:  # a peer may sleep until the number is published
+            self._state.controls.wake()
         begun = _begun(steps, row)
         for at in begun:
             call.do(at)
@@ -144,13 +153,13 @@ class MessageTable(Table):
 def tabulate_messages(
     plan: Plan, state: State, binder: Binder, scratch: Array, messages: CompiledMessages
 ) -> MessageTable | None:
-    """The table of a plan with messages; None if its program cannot have one. No calls may be staged.
+    """The table of a plan with messages; None if its program cannot have one.
 
     scratch  flat, of the plan's dtype
     """
     program, ranks = plan.program, binder.ranks
     steps = program.instructions
-    peers = {kind: sorted({step.peer for step in steps if step.kind is kind}) for kind in (Kind.SEND, Kind.RECV)}
+    peers = {kind: [step.peer for step in steps if step.kind is kind] for kind in (Kind.SEND, Kind.RECV)}
     to_itself = ranks.index(binder.transport.rank) in peers[Kind.SEND]
     if program.phases or not program.requests or to_itself or not _in_order(steps):
         return None
@@ -164,7 +173,8 @@ def tabulate_messages(
         return None
     releases = rows.writer.moved > RELEASING_BYTES or not messages.polls
     words = rows.table(tag=binder.tag, staged=False, releases=releases)
-    return MessageTable(plan, state, words, [channel, *rows.memory], binder, channel, scratch, rows.messages)
+    memory = [channel, *rows.memory, *(() if state.controls is None else state.controls.memory)]
+    return MessageTable(plan, state, words, memory, binder, channel, scratch, rows.messages)
 
 
 class _MessageRows(Rows):

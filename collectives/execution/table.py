@@ -8,8 +8,8 @@
     SEND    [SEND, bytes, a, lanes of the peer]        messages: message_table.py
     AWAIT   [TAKE, bytes, result, lanes of the peer]   of a RECV, whose own row does nothing
 
-One table serves all calls of a plan and all staging slots. A program with large messages, with messages and a staging
-window, or with a kernel that is not one C function has no table: its rows are functions of Python (rows.py). Where the
+One table serves all calls of a plan and all staging slots. A program with large messages, with messages and signals, or
+with a kernel that is not one C function has no table: its rows are functions of Python (rows.py). Where the
 interpreter leaves a row, Python does it, and the interpreter goes on behind it (`Table.rest`). A table with reads of
 exposed arrays is for arrays that peers can read where they lie; of others, Python exposes copies.
 """
@@ -96,6 +96,9 @@ class Table(ABC):
     run    run(source, target) begins a call of the plan; see collectives.jit.RunTable
     words  of the table, for a JobRing
     """
+
+    runs_alone = True
+    """False if the words are not enough to run it: a JobRing cannot."""
 
     def __init__(self, plan: Plan, state: State, words: NDArray[np.int64], memory: list[Any]) -> None:
         """`memory` is everything whose address is in the table."""

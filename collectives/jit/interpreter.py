@@ -424,6 +424,11 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
     epoch = number * field(state, at.EPOCHS)
     check = field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
     slot = staged % 2 * field(state, at.HALF) + staged // 2 * field(table, at.SLOT_STRIDE)
+    if first == 0 and field(table, at.STAGED_CALLS) == 0 and field(state, at.OWN) != 0:
+        # A peer may await this rank in another, one-sided call by mistake.
+        put(state + 8 * at.MOVED, 0)
+        if publish(state, epoch + 1, check):
+            return 0
     row = table + 8 * (at.HEAD_WORDS + first * at.ROW_WORDS)
     for index in range(first, stop):
         opcode = field(row, at.OPCODE)

@@ -113,7 +113,8 @@ class PlannedCall:
         self._speculation = speculation
         table = None if scales is None else space.table(plan)
         self._table = None if table is None or scales is None else table.scaled(scales)
-        self.table = None if speculation is not None else self._table
+        alone = speculation is None and self._table is not None and self._table.runs_alone
+        self.table = self._table if alone else None
         self.begin: Callable[[Any, Any], int | None] | None = None
         if self._table is not None:
             run = self._table.run

@@ -29,10 +29,11 @@ class Model:
     Mbit/s, 4 to 16 MiB: 1.09 to 1.4). `turning` is the same where successive messages go to different ranks (there,
     halving and doubling beside the ring, 64 KiB to 1 MiB: 1.1 to 1.4 times as long). Both were measured under BBR; see
     docs/evidence.md for reno. `overhead` is the time for which a message across hosts keeps its sender and receiver
-    busy, beside its bytes. `cores` is the number of those that all ranks use together, 0 if it is unknown or there are
-    several hosts. If there are fewer cores than ranks, `switch` is the time for which a rank waits in each round for
-    another rank of its core (measured on 4 ranks on 2 cores of a Zen 3: a round of 4 bytes takes 55 us). gamma, copy,
-    read and signal are those of two ranks on two cores of an AMD Zen 4.
+    busy, beside its bytes. `cores` is the number of those that all ranks use together, 0 if it is unknown, if there are
+    several hosts, or if ranks are threads of one process, which wait for Python's lock more than for cores. If there
+    are fewer cores than ranks, `switch` is the time for which a rank waits in each round for another rank of its core
+    (measured on 4 ranks on 2 cores of a Zen 3: a round of 4 bytes takes 55 us). gamma, copy, read and signal are those
+    of two ranks on two cores of an AMD Zen 4.
     """
 
     alpha: float = 20e-6

@@ -31,6 +31,9 @@ _FAR_SEGMENT_BYTES: Final = (1 << 13, 1 << 15)
 """More sizes for ranks on several hosts: a slow link needs as long for these bytes as for the way of a message."""
 SINGLE_COPY_BYTES: Final = 1 << 16
 """Smallest call for which single-copy algorithms are considered unless the caller or a rule names one."""
+ONE_WAY_BYTES: Final = 1 << 16
+"""Largest call of a rooted collective that is sent by messages where ranks share cores. A rank that sends goes on, and
+its core changes ranks once for many calls; in a window it waits in each call for its readers. See decisions/0055."""
 _ROUNDING: Final = 32
 """Bytes by which the largest piece may exceed an even share: one element of the largest dtype."""
 _WHOLE: Final = (1,)
@@ -218,12 +221,14 @@ class Selector:
         cores of its ranks."""
         inside, across = transport.link_costs()
         members = transport.group.members
+        one_host = len({member.host for member in members}) == 1
+        processes = len({member.pid for member in members}) == len(members)
         model = Model(
             alpha=inside.latency,
             beta=inside.per_byte,
             inter_alpha=across.latency,
             inter_beta=across.per_byte,
-            cores=0 if len({member.host for member in members}) > 1 else count_together([one.cores for one in members]),
+            cores=count_together([one.cores for one in members]) if one_host and processes else 0,
         )
         return cls(model, Rules.read(config.rules), transport.name)
 
@@ -262,6 +267,8 @@ class Selector:
         """Return all algorithms that can meet a demand, staged or single copy, in the best segments."""
         considered = [candidate.consider(demand) for candidate in self._of_kind(demand)]
         able = [choice for choice in considered if choice is not None]
+        if self._wants_messages(demand):
+            able = [choice for choice in able if not choice.algorithm.onesided] or able
         wanted = self._wants_single_copy(demand)
         return [choice for choice in able if choice.algorithm.single_copy == wanted] or able
 
@@ -286,6 +293,11 @@ class Selector:
             return False
         start = self.single_copy_from(demand.collective, demand.geometry.size)
         return start != NEVER and demand.nbytes >= start
+
+    def _wants_messages(self, demand: Demand) -> bool:
+        """True to consider only messages."""
+        shared = 0 < self._model.cores < demand.geometry.size
+        return shared and SPECS[demand.collective].rooted and demand.nbytes <= ONE_WAY_BYTES and not demand.windows
 
     def _ruled(self, demand: Demand) -> Rule | None:
         """Return the first rule that fits a demand and whose algorithm can meet it."""

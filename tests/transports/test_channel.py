@@ -51,11 +51,12 @@ def nothing_left(answer: int, source: Any, target: Any) -> int:
 class Lanes:
     """One end of a channel to a peer, used as compiled code does: by system calls on the descriptors."""
 
-    def __init__(self, t: TcpTransport, peer: int, tag: int = TAG) -> None:
+    def __init__(self, t: TcpTransport, peer: int, tag: int = TAG, messages: int = 2) -> None:
+        """`messages`: those that a call receives."""
         t.loop.polls = True  # the ranks share a process
         found = t.ability(CompiledMessages)
         assert found is not None
-        self.channel: Channel = found.channel([peer], [peer], tag, BUSY)
+        self.channel: Channel = found.channel([peer], [peer] * messages, tag, BUSY)
         self.words = (ctypes.c_int64 * LANE_WORDS).from_address(self.channel.words(peer))
         self.tag = tag
 
@@ -171,13 +172,32 @@ def test_a_message_that_came_early_and_is_not_taken() -> None:
         assert at_a.run(lambda: None) is None
 
 
+def test_messages_that_came_early_are_given_one_by_one_to_calls_that_receive_one() -> None:
+    with linked() as (a, b, _, _):
+        alone = Lanes(a, 1, messages=1)
+        come_early(a, b, b"first", b"other", b"third")
+        found: list[bytes] = []
+
+        def take() -> None:
+            found.append(ctypes.string_at(alone.words[BUFFER] + HEAD_BYTES, alone.words[END] - HEAD_BYTES))
+            alone.words[END] = 0
+
+        assert alone.run(take) is None
+        assert alone.run(lambda: 0) == 0, "the code has left it"
+        assert alone.run(take) is None
+        send(b, 0, TAG, b"fresh")
+        assert [recv(a, 1, TAG, 5), recv(a, 1, TAG, 5)] == [b"third", b"fresh"]
+        assert found == [b"first", b"other"]
+        assert alone.run(lambda: None) is None
+
+
 def test_early_messages_of_one_peer_are_kept_if_those_of_another_are_too_many() -> None:
     with ranks(3) as (a, b, c):
         link([a, b, c])
         a.loop.polls = True
         found = a.ability(CompiledMessages)
         assert found is not None
-        channel = found.channel([], [1, 2], TAG, BUSY)
+        channel = found.channel([], [1, 2, 2], TAG, BUSY)
         for sender, messages in ((b, [b"one"]), (c, [b"two", b"three"])):
             come_early(a, sender, *messages)
         assert channel.run(lambda source, target: None, None, None, nothing_left) == BUSY

@@ -44,23 +44,27 @@ def post(queue: MatchQueue, nbytes: int, *, peer: int = 1, tag: int = 5, check: 
     return receive, buffer
 
 
-def test_an_early_message_is_taken_out_if_it_is_the_only_one() -> None:
+def test_an_early_message_is_taken_out_and_put_back() -> None:
     queue = MatchQueue(0)
-    assert queue.take_only(1, 5, 100) is None
+    assert queue.take_first(1, 5, 100, only=True) is None
     begun = queue.arrive(1, 5, 3, len(PAYLOAD))
-    assert queue.take_only(1, 5, 100) is None, "it is not complete"
+    assert queue.take_first(1, 5, 100, only=False) is None, "it is not complete"
     begun.view[:] = PAYLOAD
     begun.finish()
     arrive(queue, b"other", tag=6)
-    assert queue.take_only(1, 5, len(PAYLOAD) - 1) is None, "it is too long"
+    assert queue.take_first(1, 5, len(PAYLOAD) - 1, only=True) is None, "it is too long"
     more = arrive(queue, b"more")
-    assert queue.take_only(1, 5, 100) is None, "there is another one"
+    assert queue.take_first(1, 5, 100, only=True) is None, "there is another one"
+    assert queue.take_first(1, 5, 100, only=False) is begun
+    assert queue.unexpected_frames == 2
+    queue.put_first(begun)
     assert queue.unexpected_frames == 3
+    assert queue.oldest(frozenset({1}), range(5, 7)) == Arrival(1, 5, 3, len(PAYLOAD)), "in the order of arrival"
     receive, buffer = post(queue, len(PAYLOAD), check=3)
     assert receive.done
     assert bytes(buffer) == PAYLOAD
     assert queue.oldest(frozenset({1}), range(5, 7)) == Arrival(1, 6, 0, 5)
-    assert queue.take_only(1, 5, 100) is more
+    assert queue.take_first(1, 5, 100, only=True) is more
     assert not queue.knows(1, 5)
     assert queue.oldest(frozenset({1}), range(5, 6)) is None
     assert (queue.unexpected_frames, queue.unexpected_bytes) == (1, 5)
@@ -113,7 +117,7 @@ def test_an_early_message_stays_that_is_lent_or_noted_or_not_complete() -> None:
     arrive(queue, PAYLOAD, tag=7)
     for tag in (5, 6, 7):
         assert queue.take((1,), range(tag, tag + 1), None, None) is None
-        assert queue.take_only(1, tag, 100) is None
+        assert queue.take_first(1, tag, 100, only=False) is None
     assert not told
     assert queue.unexpected_frames == 3
 

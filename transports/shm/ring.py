@@ -22,7 +22,6 @@ from transports.compiled import (
     BELL,
     BUFFER,
     END,
-    HEAD,
     IN,
     IN_DATA,
     MASK,
@@ -261,12 +260,7 @@ class Incoming(_End):
         words[BUFFER], words[END] = _address(memoryview(self._early)), len(self._early)
 
     def adopt(self, count: int) -> None:
-        tag, check, length = HEAD.unpack_from(self._early)
-        inbound = self._arrive(MESSAGE, tag, check, length)
-        if inbound is not None:  # it does not fit its receive, so the transport has failed
-            inbound.view[:] = memoryview(self._early)[HEAD.size : count]
-            inbound.finish()
-        self._early = bytearray()
+        raise AssertionError("compiled code takes the frames of a ring whole")
 
     @property
     def empty(self) -> bool:

@@ -190,6 +190,39 @@ def test_ranks_that_share_cores(layout: str, cores: int, naps: bool) -> None:
     assert [found for found, _ in results] == expected
 
 
+def beside_a_window(rank: int, url: str) -> None:
+    """Calls by messages and by a window in turns, in which ranks run ahead, sleep at random, and run with and without
+    machine code; then two calls that differ."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    own, made = np.random.default_rng(rank), np.random.default_rng(5)
+    with member(rank, 3, url, transport="shm", hosts=["a"] * 3, compiled="off" if rank == 2 else "on") as comm:
+        for number in range(300):
+            x = made.integers(-9, 9, size=(3, int(2 ** made.uniform(0, 13)))).astype(np.float64)
+            if own.random() < 0.02:
+                time.sleep(own.uniform(0, 0.003))
+            root = number // 7 % 3
+            assert (comm.broadcast(x[rank], root) == x[root]).all()
+            reduced = comm.reduce(x[rank], root=root)
+            assert reduced is None if rank != root else (reduced == x.sum(0)).all()
+            if number % 50 == 49:
+                assert (comm.allreduce(x[rank]) == x.sum(0)).all()
+        y = np.ones(4)
+        comm.broadcast(y)
+        assert isinstance(table_of(comm), MessageTable) == (rank != 2)
+        comm.allreduce(y)
+        if rank == 0:  # it sends its messages, and goes on
+            comm.broadcast(y)
+        with pytest.raises(MismatchError, match="allreduce"):
+            comm.allreduce(y)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound to a core here")
+def test_messages_beside_a_window() -> None:
+    with meeting_place() as url:
+        run_processes(beside_a_window, 3, url, timeout=SECONDS)
+
+
 def test_rows_are_left_and_calls_complete(answers: list[int | None]) -> None:
     def body(comm: Communicator) -> None:
         x = np.ones(8, np.float32)

@@ -209,6 +209,21 @@ def test_ranks_that_share_cores_send_no_segments_that_only_pay_beside_others() -
     ]
 
 
+def test_ranks_that_share_cores_send_small_data_one_way() -> None:
+    """A rank of a window waits for its readers in each call, which is a change of ranks on its core."""
+
+    def staged(collective: str, nbytes: int, cores: int, **more: bool) -> bool:
+        geometry = Geometry(0, 4, hosts=(0,) * 4)
+        wanted = Demand(collective, geometry, nbytes, nbytes // 4, 1 << 22, **more)
+        return Selector(Model(cores=cores), Rules(), "shm").choose(wanted).algorithm.onesided
+
+    for collective in ("broadcast", "reduce", "gather", "scatter"):
+        assert [staged(collective, nbytes, 2) for nbytes in (0, 4, 1 << 16, 1 << 17)] == [False, False, False, True]
+        assert all(staged(collective, 4, cores) for cores in (0, 4))
+        assert staged(collective, 4, 2, windows=True)
+    assert staged("allreduce", 4, 2)
+
+
 @pytest.mark.parametrize(("masks", "crowded"), [((3, 3, 3, 3), True), ((1, 2, 4, 8), False), ((3, 3, 3, 0), False)])
 def test_a_communicator_counts_the_cores_of_its_ranks(masks: tuple[int, ...], crowded: bool) -> None:
     members = tuple(Member("a", "a", pid, cores=mask) for pid, mask in enumerate(masks))
