@@ -37,6 +37,10 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"input: has {input.dim()} dimensions, must have 2 or more: (N, C, ...)")
+        if input.shape[1] != self.num_features and (self.affine or self.track_running_stats):
+            raise ValueError(f"input: has {input.shape[1]} channels, must have {self.num_features}, as the layer has")
+        if not input.is_floating_point():
+            raise TypeError(f"input: has dtype {input.dtype}, must have a floating type")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise a batch. Collective in training."""
