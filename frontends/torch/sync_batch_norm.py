@@ -10,8 +10,10 @@ from torch.autograd.function import once_differentiable
 from collectives import ProcessSet, global_process_set
 from frontends.horovod import Sum, communicator_of
 from frontends.torch import ops
+from frontends.torch.works import eager
 
 
+@eager
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
     """torch.nn.BatchNorm1d/2d/3d with mean and variance over the batches of all ranks (Ioffe and Szegedy, 2015).
 
