@@ -64,6 +64,14 @@ class State:
             setattr(self, name, value)
         self._saved = self._snapshot()
 
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError, with the names of the values that there are. Type checkers take every value as Any."""
+        there = ", ".join(own for own in vars(self) if not own.startswith("_"))
+        text = (
+            f"{type(self).__name__!r} object has no attribute {name!r}; the values of the state are {there or 'none'}"
+        )
+        raise AttributeError(text, name=name, obj=self)
+
     # ---- for subclasses
 
     def read(self) -> Any:
@@ -143,13 +151,14 @@ class State:
             self.write(saved.value(self.library(), self.fixed()))
 
     def _snapshot(self) -> Snapshot:
+        values, fixed = self.read(), self.fixed()
         try:
-            return Snapshot.of(self.read(), self.library(), self.fixed())
+            return Snapshot.of(values, self.library(), fixed)
         except _PICKLING:
             for name in self._names:
                 value = getattr(self, name)
                 try:
-                    Snapshot.of(value, self.library(), self.fixed())
+                    Snapshot.of(value, self.library(), fixed)
                 except _PICKLING as error:
                     raise TypeError(f"{name}: a {type_name(value)} that cannot be pickled: {error}") from error
             raise

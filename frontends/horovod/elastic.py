@@ -21,8 +21,16 @@ __all__ = ["HostsUpdatedInterrupt", "ObjectState", "VariablesState", "recovering
 T = TypeVar("T")
 
 
-class HostsUpdatedInterrupt(elastic.ChangesPending):
-    """Ranks are to come or to leave. `run` catches it."""
+class HostsUpdatedInterrupt(elastic.ChangesPending, RuntimeError):
+    """Ranks are to come or to leave. `run` catches it.
+
+    skip_sync   for scripts that pass or read it, as with Horovod. `run` ignores it: it always synchronises the state,
+                as newcomers may need it
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync
 
 
 class ObjectState(elastic.State):

@@ -122,7 +122,7 @@ class UpdateEpochStateCallback(_StateCallback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Store the number of epochs finished before this `fit`."""
-        self._before = self.state.epoch  # type: ignore[attr-defined]
+        self._before = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Store the number of finished epochs."""

@@ -13,6 +13,8 @@ from frontends.needs import needs
 with needs(torch="ronde.torch needs torch: pip install 'ronde[torch]'"):
     import torch as _torch  # noqa: F401
 
+from types import FunctionType as _FunctionType
+
 from collectives import shutdown
 from frontends import builds, common
 from frontends.builds import *  # noqa: F403
@@ -27,6 +29,7 @@ from frontends.torch.ops import *  # noqa: F403
 from frontends.torch.optimizer import DistributedOptimizer
 from frontends.torch.sync_batch_norm import SyncBatchNorm
 from frontends.torch.tensors import LIBRARY as LIBRARY
+from frontends.torch.works import eager as _eager
 
 __all__ = [
     *ops.__all__,
@@ -48,3 +51,7 @@ __all__ = [
     "shutdown",
     "synchronize",
 ]
+
+for _name in __all__:  # torch.compile calls them, and does not follow them into the runtime
+    if isinstance(globals()[_name], _FunctionType):
+        _eager(globals()[_name])

@@ -58,7 +58,7 @@ from frontends.torch.groups import (
     whole_mean,
 )
 from frontends.torch.monitored import MonitoredBarrier
-from frontends.torch.stores import open_store
+from frontends.torch.stores import leaving, open_store
 from frontends.torch.tensors import as_array, writable_array
 from frontends.torch.works import Callbacks, Done, Finish, Work, eager, for_torch
 from frontends.torch_backend import announce
@@ -416,10 +416,12 @@ class ProcessGroup(Described):
 
     def shutdown(self) -> None:
         """Finish the operations in flight and close the group. Idempotent."""
-        try:
-            self._close()
-        except RondeError as error:
-            raise for_torch(error, self._seconds) from error
+        follows = self.rank() and dist.GroupMember.WORLD is self
+        with leaving(self._store) if follows else contextlib.nullcontext():
+            try:
+                self._close()
+            except RondeError as error:
+                raise for_torch(error, self._seconds) from error
 
     def _close(self, *seconds: float, **options: float) -> None:
         try:

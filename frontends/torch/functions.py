@@ -20,16 +20,21 @@ def broadcast_parameters(
 
     params   model.state_dict(), model.named_parameters(), or a list of tensors. Values that are not tensors are ignored
 
-    Raises ValueError for another type, and on every rank if the ranks have other names or numbers of tensors;
-    HorovodInternalError if these differ in shape or type.
+    Raises ValueError for another type, such as a module, and on every rank if the ranks have other names or numbers of
+    tensors; HorovodInternalError if these differ in shape or type.
     """
     pairs: list[tuple[str | None, Any]]
+    if isinstance(params, torch.nn.Module):
+        raise ValueError("params: is a module; give its state_dict()")
     if isinstance(params, Mapping):
         pairs = sorted(params.items(), key=lambda pair: str(pair[0]))
     elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor | str | bytes):
         pairs = [one if isinstance(one, tuple) else (None, one) for one in params]
     else:
         raise ValueError(f"params: must be a dict, pairs of name and tensor, or tensors, not {type(params).__name__}")
+    modules = [type(value).__name__ for _, value in pairs if isinstance(value, torch.nn.Module)]
+    if modules:
+        raise ValueError(f"params: has modules ({', '.join(modules)}); give the state_dict() of the whole model")
     tensors = [(name, tensor) for name, tensor in pairs if isinstance(tensor, torch.Tensor)]
     names = sorted(str(place if name is None else name) for place, (name, _) in enumerate(tensors))
     with as_horovod():

@@ -9,8 +9,11 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+
+import torch.distributed as dist
 
 from transports import rendezvous
 from transports.auth import new_secret
@@ -24,6 +27,8 @@ from transports.tls import Tls
 _KEY = "ronde/store"
 _SHORTEST = 0.01
 _PAUSE = 0.05
+_LAST = 1.0
+"""Seconds that a rank which leaves waits for rank 0 to end torch's store."""
 
 
 def open_store(
@@ -55,6 +60,28 @@ def open_store(
     except RuntimeError as error:  # torch has one error for a late key and for a store that is gone
         kind = DeadlineExceeded if time.monotonic() >= deadline - _SHORTEST else RendezvousError
         raise kind(f"rank {rank} did not hear from rank 0 in torch's store: {error}", rank=rank) from error
+
+
+@contextlib.contextmanager
+def leaving(theirs: Any) -> Iterator[None]:
+    """Context in which a rank other than 0 leaves the default group. At its end it waits for rank 0 to end torch's
+    store `theirs`, 1 s at most: if the process made its next group before, at the same address, it would find that
+    store. The store of torchrun does not end, and is not waited for.
+    """
+    store = theirs
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        yield
+        return
+    with contextlib.ExitStack() as opened:
+        watched = None
+        with contextlib.suppress(OSError):  # it has ended
+            watched = opened.enter_context(socket.create_connection((store.host, store.port), _LAST))
+        yield
+        if watched is not None:
+            with contextlib.suppress(OSError):
+                watched.recv(1)  # the store says nothing to a client that has not spoken
 
 
 def _opened(told: object, rank: int, last: float, tls: Tls | None) -> tuple[Store, bytes] | None:

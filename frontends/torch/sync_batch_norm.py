@@ -10,8 +10,10 @@ from torch.autograd.function import once_differentiable
 from collectives import ProcessSet, global_process_set
 from frontends.horovod import Sum, communicator_of
 from frontends.torch import ops
+from frontends.torch.works import eager
 
 
+@eager
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
     """torch.nn.BatchNorm1d/2d/3d with mean and variance over the batches of all ranks (Ioffe and Szegedy, 2015).
 
@@ -37,6 +39,10 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):  # type: ignore[misc
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"input: has {input.dim()} dimensions, must have 2 or more: (N, C, ...)")
+        if input.shape[1] != self.num_features and (self.affine or self.track_running_stats):
+            raise ValueError(f"input: has {input.shape[1]} channels, must have {self.num_features}, as the layer has")
+        if not input.is_floating_point():
+            raise TypeError(f"input: has dtype {input.dtype}, must have a floating type")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise a batch. Collective in training."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,23 +26,25 @@ from frontends.torch_backend import BACKEND
 from transports import forking
 from transports.errors import DeadlineExceeded, ForkedError, ReentryError
 
+T = TypeVar("T")
 Finish = Callable[[list[Any]], object]
 _SKIP: Final = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 """Run a function and all that it calls without the compiler."""
 
 
-def eager(kind: type) -> type:
-    """Keep the compiler away from all methods of a class and from what they call, as torch.compiler.disable does.
+def eager(what: T) -> T:
+    """Keep the compiler away from a function, or from all methods of a class, and from what they call, as
+    torch.compiler.disable does.
 
     That would import the compiler, which takes a second. The mark stops the compiler where it follows a call; the
     strategy stops it where a method is entered from C++ or from code that is not compiled.
     """
-    for attribute in vars(kind).values():
+    for attribute in vars(what).values() if isinstance(what, type) else (what,):
         function = attribute.fget if isinstance(attribute, property) else attribute
         if isinstance(function, FunctionType):
             function._torchdynamo_disable = True  # type: ignore[attr-defined]
             set_code_exec_strategy(function.__code__, _SKIP)
-    return kind
+    return what
 
 
 class Callbacks:

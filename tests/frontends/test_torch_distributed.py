@@ -702,6 +702,22 @@ def leave(path: str) -> None:
             dist.all_reduce(torch.ones(3))
 
 
+def test_a_group_follows_another_at_the_same_address(pool: Pools, meeting: str) -> None:
+    assert pool(2).run(one_group_after_another, meeting) == [[3.0, 5.0, 7.0]] * 2
+
+
+def one_group_after_another(path: str) -> list[float]:
+    sums = []
+    for number in range(3):
+        with group(path) as (rank, _):
+            x = torch.ones(2) * (rank + 1 + number)
+            dist.all_reduce(x)
+            sums.append(x[0].item())
+            if rank == 0:
+                time.sleep(0.1)  # the other one has left the group by then
+    return sums
+
+
 SCRIPT = """
 import torch, torch.distributed as dist
 dist.init_process_group("ronde")

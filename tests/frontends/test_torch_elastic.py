@@ -135,6 +135,48 @@ def test_commit_restore_and_sync(pool: Pools) -> None:
     pool(2).run(in_world, committing)
 
 
+def with_other_objects(rank: int, size: int) -> None:
+    net = torch.nn.Linear(2, 2)
+    more = {"optimizer": torch.optim.SGD(net.parameters(), lr=1.0)}
+    for owner in range(size):
+        state = elastic.TorchState(net, **(more if rank == owner else {}))
+        if rank == 0:
+            state.sync()
+        else:
+            with pytest.raises(ValueError, match=r"state: .*'optimizer'"):
+                state.sync()
+
+
+def test_ranks_with_other_objects_in_their_states_are_told(pool: Pools) -> None:
+    pool(2).run(in_world, with_other_objects)
+
+
+def test_a_state_without_a_model_has_none() -> None:
+    state = elastic.TorchState(epoch=3)
+    assert (state.model, state.optimizer) == (None, None)
+    pair = elastic.TorchState([torch.ones(1), torch.ones(1)])
+    pair.model[1].fill_(5.0)
+    pair.restore()
+    assert [one.item() for one in pair.model] == [1.0, 1.0]
+
+
+def test_a_missing_value_of_a_state_is_named_beside_those_that_there_are() -> None:
+    state = elastic.TorchState(torch.nn.Linear(2, 2), epoch=3)
+    with pytest.raises(AttributeError, match=r"'batch'.*model, .*epoch") as caught:
+        state.batch  # noqa: B018
+    assert caught.value.name == "batch"
+    assert not hasattr(state, "batch")
+    state.model = None
+    with pytest.raises(TypeError, match=r"model: .*NoneType"):
+        state.save()
+
+
+def test_the_interrupt_of_changed_hosts_is_as_horovods() -> None:
+    assert isinstance(elastic.HostsUpdatedInterrupt(), RuntimeError)
+    assert elastic.HostsUpdatedInterrupt().skip_sync is False
+    assert elastic.HostsUpdatedInterrupt(skip_sync=True).skip_sync is True
+
+
 def keeping_identity(rank: int, size: int) -> None:
     torch.manual_seed(rank)
     net = torch.nn.Sequential(torch.nn.Embedding(4, 4), torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4))

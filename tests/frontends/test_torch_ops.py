@@ -287,6 +287,33 @@ def test_poll_is_false_until_it_is_done(pool: Pools) -> None:
     pool(2).run(in_world, late)
 
 
+def compiled(rank: int, size: int) -> None:
+    layer = hvd.SyncBatchNorm(2)
+
+    @torch.compile(backend="aot_eager")
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        summed = hvd.allreduce(x * 2, op=hvd.Sum) + 1
+        begun = hvd.synchronize(hvd.allreduce_async(x, name="begun"))
+        rows = hvd.allgather(x) + hvd.rank()
+        return summed, begun, rows, layer(x).square().sum()
+
+    for scale in (1.0, 3.0):
+        x = torch.arange(4.0).reshape(2, 2) * scale + rank
+        x.requires_grad_()
+        found = step(x)
+        assert torch.equal(found[0], 2 * (2 * scale * torch.arange(4.0).reshape(2, 2) + 1) + 1)
+        assert torch.equal(found[1], scale * torch.arange(4.0).reshape(2, 2) + 0.5)
+        assert found[2].shape == (4, 2)
+        assert torch.equal(found[2][2 * rank : 2 * rank + 2], x + rank)
+        (found[0].sum() + found[3]).backward()
+        assert x.grad is not None
+        assert torch.allclose(x.grad, torch.full((2, 2), 4.0), atol=1e-3)  # that of the normalised is zero
+
+
+def test_compiled_functions_may_call_operations(pool: Pools) -> None:
+    pool(2).run(in_world, compiled)
+
+
 def test_without_torch_the_error_names_it(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
     done = python("-c", "import frontends.torch", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")

@@ -578,6 +578,10 @@ def normalisation(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match="dimensions"):
         ours(torch.ones(3))
     ours.train()
+    with pytest.raises(ValueError, match="2 channels"):
+        ours(torch.ones(4, 2))
+    with pytest.raises(TypeError, match="int64"):
+        ours(torch.ones(4, 3, dtype=torch.int64))
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         assert ours(whole.to(dtype)).dtype is dtype
     bare, plain = hvd.SyncBatchNorm(3, affine=False), torch.nn.BatchNorm1d(3, affine=False)

@@ -133,5 +133,13 @@ def broadcast_others(comm: Any) -> None:
     assert [tensor.tolist() for tensor in mixed.values()] == [[comm.size - 1] * 2] * 2
 
 
+def test_modules_are_not_broadcast_as_parameters() -> None:
+    layer = torch.nn.Linear(2, 2)
+    model = torch.nn.Sequential(layer)
+    for wrong in (layer, model, torch.nn.ModuleDict({"one": layer}), model.named_modules(), {"one": layer}):
+        with pytest.raises(ValueError, match=r"params: .*state_dict\(\)"):
+            hvd.broadcast_parameters(wrong, 0)
+
+
 def test_broadcast_of_parameters_that_are_not_on_all_ranks(worlds: Worlds) -> None:
     worlds.get("local", 2).run(broadcast_others)

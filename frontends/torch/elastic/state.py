@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from frontends.torch.elastic.sampler import ElasticSampler
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "TorchState", "run"]
 
 run = recovering()
+_HANDLED: Final = (torch.nn.Module, torch.optim.Optimizer, ElasticSampler)
+"""Types of objects that keep their identity."""
 
 
 class _Tensors(Arrays):
@@ -92,11 +94,10 @@ class TorchState(ObjectState):
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **values: Any
     ) -> None:
         named = {"model": model, "optimizer": optimizer, **values}
-        handled = (torch.nn.Module, torch.optim.Optimizer, ElasticSampler)
-        self._handled = [name for name, value in named.items() if isinstance(value, handled)]
+        self._handled = [name for name, value in named.items() if isinstance(value, _HANDLED)]
         for name in self._handled:
             setattr(self, name, named[name])
-        super().__init__(**{name: value for name, value in values.items() if name not in self._handled})
+        super().__init__(**{name: value for name, value in named.items() if name not in self._handled})
         self._kept = self._objects()
 
     def reset(self) -> None:
@@ -111,14 +112,21 @@ class TorchState(ObjectState):
         return super().read(), states, [parameter.detach() for _, parameter in self._loose()]
 
     def write(self, values: Any) -> None:
-        """Set the attributes and the states."""
+        """Set the attributes and the states. Raises ValueError, with nothing changed, if this rank's state was made
+        with other models, optimizers and samplers."""
         attributes, states, loose = values
+        found = [name for name, _ in states]
+        if sorted(found) != sorted(self._handled):
+            raise ValueError(
+                f"state: has models, optimizers and samplers {found} on the ranks that committed it, and "
+                f"{self._handled} here; make it with the same ones on all ranks"
+            )
         super().write(attributes)
         for name, state in states:
             getattr(self, name).load_state_dict(state)
         with torch.no_grad():
-            for (_, parameter), found in zip(self._loose(), loose, strict=True):
-                parameter.copy_(found)
+            for (_, parameter), value in zip(self._loose(), loose, strict=True):
+                parameter.copy_(value)
 
     def fixed(self) -> Mapping[str, Any]:
         """Models, optimizers and samplers, with the modules, parameters and buffers in them."""
@@ -143,7 +151,13 @@ class TorchState(ObjectState):
         self._kept = self._objects()
 
     def _objects(self) -> list[tuple[str, Any]]:
-        return [(name, getattr(self, name)) for name in self._handled]
+        """The models, optimizers and samplers. Raises TypeError if one was replaced by something else."""
+        found = [(name, getattr(self, name)) for name in self._handled]
+        for name, value in found:
+            if not isinstance(value, _HANDLED):
+                kinds = ", ".join(kind.__name__ for kind in _HANDLED)
+                raise TypeError(f"{name}: is a {type(value).__name__}; the state was made with one of {kinds}")
+        return found
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
         """The modules, parameters and buffers of the models."""
