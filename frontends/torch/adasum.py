@@ -38,25 +38,19 @@ class StepReduction:
     def synchronize(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Nothing: steps are combined, not gradients."""
 
-    def settle(self, param_groups: Sequence[dict[str, Any]], found: Sequence[torch.Tensor]) -> None:
+    def settle(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Make a gradient of each rank infinite if a rank has one that is not finite: for a caller that looks for these
-        first, and then calls `step` or skips that, as all ranks do then. Begin a step.
-
-        found  tensors that are not 0 if a caller that has looked already has found one. They are set instead
-        """
+        first, and then calls `step` or skips that, as all ranks do then. Begin a step."""
         self._counter.restart()
         if alone_in(self._process_set):
             return
         gradients = [parameter.grad for group in param_groups for parameter in group["params"]]
         values = [one._values() if one.is_sparse else one for one in gradients if one is not None]
-        finite = not any(map(bool, found)) if found else all(bool(torch.isfinite(one).all()) for one in values)
+        finite = all(bool(torch.isfinite(one).all()) for one in values)
         infinite = torch.tensor([not finite])
         ops.allreduce_(infinite, name="adasum.infinite", op=Max, process_set=self._process_set)
-        if finite and infinite.item():
-            for one in found:
-                one.fill_(1.0)
-            if values and not found:
-                values[0].detach().fill_(math.inf)
+        if finite and infinite.item() and values:
+            values[0].detach().fill_(math.inf)
 
     def step(
         self,

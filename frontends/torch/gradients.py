@@ -85,10 +85,6 @@ class Gradient:
         """The program knows of a change."""
         self._sent = None
 
-    def tell_change(self) -> None:
-        """The program has changed the gradient, which its version does not show."""
-        self._version = -1
-
     def start_over(self) -> None:
         """Begin a step."""
         self.begun = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -114,17 +113,6 @@ def _names(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[Parame
     return known
 
 
-def _found_by_scaler(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What a GradScaler that calls the function that calls this one has found in the gradients already, by `unscale_`:
-    for each device a tensor that is not 0 if one is not finite. Empty if it has not unscaled them, or for a caller that
-    is no GradScaler."""
-    frame = inspect.currentframe()
-    asked = frame and frame.f_back
-    caller = asked and asked.f_back
-    scaler = caller and caller.f_locals.get("self")
-    return list(scaler._found_inf_per_device(optimizer).values()) if isinstance(scaler, torch.amp.GradScaler) else []
-
-
 class _Distributed:
     """The methods of a distributed optimizer. DistributedOptimizer makes a class of it and of the user's class."""
 
@@ -178,7 +166,7 @@ class _Distributed:
         looks at the gradients for infinities: they are combined before, so that all ranks skip the same steps."""
         if self._synchronizes_in_step:
             given: Any = self
-            self._reduction.settle(given.param_groups, _found_by_scaler(given))
+            self._reduction.settle(given.param_groups)
         return bool(vars(self).get("_step_supports_amp_scaling", False))
 
     @_step_supports_amp_scaling.setter

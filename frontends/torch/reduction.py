@@ -198,16 +198,9 @@ class GradientReduction:
         self._combined = False
         return plain_step(closure)
 
-    def settle(self, param_groups: Sequence[dict[str, Any]], found: Sequence[torch.Tensor]) -> None:
-        """Reduce the gradients for a caller that looks at them first and then calls `step`, or skips that.
-
-        found  what it has found in them, one by one, when it unscaled them: empty if it has not. The gradients on their
-               way are changed then, in a way that torch does not count
-        """
+    def settle(self, param_groups: Sequence[dict[str, Any]]) -> None:
+        """Reduce the gradients for a caller that looks at them first and then calls `step`, or skips that."""
         if not self._combined:
-            if found:
-                for gradient in self._gradients:
-                    gradient.tell_change()
             self.synchronize(param_groups)
             self._settled = True
 

@@ -407,40 +407,6 @@ def test_a_grad_scaler_after_synchronize(world: World) -> None:
     assert world.run(steps) == [[7.0, 7.0]] * SIZE
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_gradients_that_a_grad_scaler_unscales_on_their_way_are_an_error(world: World, options: str) -> None:
-    def steps(comm: Any) -> None:
-        one, optimizer = made(**OPTIONS[options])
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        for _ in range(3):
-            scaler.scale((comm.rank + 1) * one.sum()).backward()
-            scaler.unscale_(optimizer)
-            with pytest.raises(ValueError, match=r"'one'.*unscale_"):
-                scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-
-    world.run(steps)
-
-
-def test_a_grad_scaler_that_has_unscaled_gradients_of_adasum_skips_the_same_steps(world: World) -> None:
-    def steps(comm: Any) -> list[float]:
-        one, optimizer = made(op=hvd.Adasum)
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        found = []
-        for step in range(3):
-            infinite = step == 1 and comm.rank == 0
-            scaler.scale((float("inf") if infinite else 1.0) * one.sum()).backward()
-            scaler.unscale_(optimizer)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            found.append(one[0].item())
-        return found
-
-    assert world.run(steps) == [[7.0, 7.0, 6.0]] * SIZE
-
-
 def test_a_grad_scaler_finds_sparse_gradients_combined_after_a_step_that_it_skipped(world: World) -> None:
     def steps(comm: Any) -> list[float]:
         table = torch.nn.Embedding(3, 1, sparse=True)
