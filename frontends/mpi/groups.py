@@ -44,8 +44,13 @@ class Group(Handle):
         ranks = self.ranks
         return ranks.index(self._body.mine) if self._body.mine in ranks else UNDEFINED
 
-    size = property(Get_size)
-    rank = property(Get_rank)
+    @property
+    def size(self) -> int:
+        return self.Get_size()
+
+    @property
+    def rank(self) -> int:
+        return self.Get_rank()
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
         mine = self.ranks

@@ -151,7 +151,9 @@ class Op(Handle):
     def Is_commutative(self) -> bool:
         return self._known().commutes
 
-    is_commutative = property(Is_commutative)
+    @property
+    def is_commutative(self) -> bool:
+        return self.Is_commutative()
 
     @property
     def is_predefined(self) -> bool:

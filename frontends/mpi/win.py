@@ -217,7 +217,9 @@ class Win(Attributed, Handling):
     def Get_group(self) -> Group:
         return Intracomm.of(self._known().peers).Get_group()
 
-    group = property(Get_group)
+    @property
+    def group(self) -> Group:
+        return self.Get_group()
 
     @property
     def group_size(self) -> int:
@@ -233,7 +235,13 @@ class Win(Attributed, Handling):
     def Get_info(self) -> Info:
         return Info.of(InfoBody(self._known().info))
 
-    info = property(Get_info, Set_info)
+    @property
+    def info(self) -> Info:
+        return self.Get_info()
+
+    @info.setter
+    def info(self, info: Info) -> None:
+        self.Set_info(info)
 
     # ---- access
 

@@ -61,6 +61,21 @@ class _Master:
     program: ModuleType | None = None
     """The script, whose tasks may go on when it has ended."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def begin(self, executor: MPIPoolExecutor, make: Callable[[MPI.Intracomm], Pool]) -> Pool:
+        """The pool of an executor that the other ranks serve from now on. Raises RuntimeError if they serve one."""
+        assert self.comm is not None
+        with self._lock:  # of two executors that begin at once in threads, one is first
+            if self.ending is not None:
+                self.ending.join()
+            if self.executor is not None:
+                raise RuntimeError("the workers serve another executor: shut that down first")
+            pool = make(self.comm)
+            self.executor, self.program = executor, sys.modules["__main__"]
+            return pool
+
     def end(self) -> None:
         """Wait for the tasks of executors that the script has not waited for."""
         executor = self.executor
@@ -109,18 +124,16 @@ class MPIPoolExecutor(Executor):
                         "workers for MPIPoolExecutor here",
                         "start the script with `python -m ronde.mpi.futures`, or use MPICommExecutor",
                     )
-                if comm is not None and comm is master.comm:
-                    if master.ending is not None:
-                        master.ending.join()
-                    if master.executor is not None:
-                        raise RuntimeError("the workers serve another executor: shut that down first")
                 if comm is None or comm.size < 2:
                     self._pool = ThreadPool(self._most, self._initializer, self._initargs)
+                elif comm is master.comm:
+                    self._pool = master.begin(self, self._on_ranks)
                 else:
-                    self._pool = RankPool(comm, self._most, self._initializer, self._initargs)
-                    if comm is master.comm:
-                        master.executor, master.program = self, sys.modules["__main__"]
+                    self._pool = self._on_ranks(comm)
             return self._pool
+
+    def _on_ranks(self, comm: MPI.Intracomm) -> Pool:
+        return RankPool(comm, self._most, self._initializer, self._initargs)
 
     @property
     def num_workers(self) -> int:

@@ -79,6 +79,39 @@ if __name__ == "__main__":
         pool.submit(Square, x).add_done_callback(tell)
     sys.exit(int(sys.argv[1]))
 """
+AT_ONCE = """
+import threading
+from mpi4py.futures import MPIPoolExecutor
+
+together = threading.Barrier(2)
+
+class Initializer:
+    def __reduce__(self):  # both executors are about to send it if none of them waits for the other
+        try:
+            together.wait(0.2)
+        except threading.BrokenBarrierError:
+            pass
+        return Initializer, ()
+    def __call__(self):
+        pass
+
+def begin():
+    try:
+        held.append(MPIPoolExecutor(initializer=Initializer()).bootup())
+    except RuntimeError as error:
+        told.append(error)
+
+if __name__ == "__main__":
+    held, told = [], []
+    threads = [threading.Thread(target=begin) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(len(held), "has the workers,", len(told), "is told")
+    for pool in held:
+        pool.shutdown()
+"""
 LOST = """
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
@@ -101,6 +134,12 @@ try:
 except MPI.Exception as error:
     print("told", "MPI.Comm.Abort(7)" in str(error), flush=True)
     time.sleep(60)
+"""
+ENDS = """
+from mpi4py import MPI
+for name in "first", "second":
+    key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, name: print(name, MPI.Is_finalized(), flush=True))
+    MPI.COMM_SELF.Set_attr(key, name)
 """
 FINALIZED = """
 from mpi4py import MPI
@@ -159,6 +198,11 @@ def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
     ]
 
 
+def test_one_of_two_executors_that_begin_at_once_has_the_workers(tmp_path: Path) -> None:
+    told = run(tmp_path, AT_ONCE, "-np", "2", sys.executable, "-m", "ronde.mpi.futures")
+    assert told == "1 has the workers, 1 is told\n"
+
+
 @pytest.mark.parametrize("code", [0, 5])
 def test_tasks_that_a_script_has_left_are_done_after_its_end(tmp_path: Path, code: int) -> None:
     words = "-np", "3", "--mpi4py", sys.executable, "-m", "mpi4py.futures"
@@ -186,3 +230,8 @@ def test_interfaces_of_c_say_what_to_do(tmp_path: Path) -> None:
 
 def test_calls_after_finalize_raise_errors_of_mpi(tmp_path: Path) -> None:
     assert run(tmp_path, FINALIZED, "-np", "1", "--mpi4py") == "finalized True\n"
+
+
+@pytest.mark.parametrize("end", ["", "MPI.Finalize()"])
+def test_attributes_of_comm_self_are_deleted_at_the_end_the_last_one_first(tmp_path: Path, end: str) -> None:
+    assert run(tmp_path, ENDS + end, "-np", "1", "--mpi4py") == "second False\nfirst False\n"
