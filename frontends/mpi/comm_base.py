@@ -25,7 +25,7 @@ from frontends.mpi.constants import (
     UNDEFINED,
     UNEQUAL,
 )
-from frontends.mpi.errhandlers import ErrhandlerBody, Handling
+from frontends.mpi.errhandlers import Errhandler, ErrhandlerBody, Handling
 from frontends.mpi.errors import error, last_used_code, missing
 from frontends.mpi.groups import Group, GroupBody
 from frontends.mpi.handles import Body
@@ -243,6 +243,14 @@ class CommBase(Attributed, Handling):
     @info.setter
     def info(self, info: Info) -> None:
         self.Set_info(info)
+
+    def having(self, info: Info, errhandler: Errhandler | None) -> Self:
+        """The communicator itself, with an info and an error handler."""
+        if info:
+            self.Set_info(info)
+        if errhandler is not None:
+            self.Set_errhandler(errhandler)
+        return self
 
     def Attach_buffer(self, buf: Any) -> None:
         self.peers.buffer = checked_buffer(buf)

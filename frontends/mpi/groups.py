@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from frontends.mpi.constants import IDENT, PROC_NULL, SIMILAR, UNDEFINED, UNEQUAL
-from frontends.mpi.errors import error, missing
+from frontends.mpi.errors import error
 from frontends.mpi.handles import Body, Handle
 from frontends.mpi.ints import as_int
 
@@ -124,7 +124,8 @@ class Group(Handle):
 
     @classmethod
     def Create_from_session_pset(cls, session: Any, pset_name: str) -> Group:
-        raise missing("Group.Create_from_session_pset", "it has no sessions")
+        found: Group = session.Create_group(pset_name)
+        return found
 
     def Free(self) -> None:
         _ = self.ranks

@@ -35,7 +35,7 @@ class Intercomm(Comm):
         errhandler: Any = None,
     ) -> Intercomm:
         local = Intracomm.Create_from_group(local_group, stringtag)
-        return cls.of(between(local.peers, remote_group.ranks))
+        return cls.of(between(local.peers, remote_group.ranks)).having(info, errhandler)
 
     def Get_remote_group(self) -> Group:
         return remote_group(self.peers)

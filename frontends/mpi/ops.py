@@ -183,6 +183,13 @@ Op.family = Op
 _created: Final[list[OpBody]] = []
 
 
+def known(op: Any) -> OpBody:
+    """The reduction of an argument. Raises TypeError for something else, Exception for OP_NULL."""
+    if not isinstance(op, Op):
+        raise TypeError(f"op={op!r}: must be an Op")
+    return op._known()
+
+
 def combine_arrays(op: Any, a: Any, b: Any, out: Any) -> None:
     """out = a op b, for an op of Ronde, its name, 'replace' or 'no_op'."""
     if isinstance(op, collectives.Op):

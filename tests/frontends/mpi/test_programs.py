@@ -17,6 +17,7 @@ pytestmark = pytest.mark.processes
 HELLO = """
 from mpi4py import MPI
 import mpi4py.util.pkl5
+assert mpi4py.__version__.split(".")[0] == "4"
 comm = MPI.COMM_WORLD
 total = comm.allreduce(comm.rank + 1)
 assert comm.gather(comm.rank) == (list(range(comm.size)) if comm.rank == 0 else None)
