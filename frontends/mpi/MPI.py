@@ -448,5 +448,6 @@ if not TYPE_CHECKING:  # checkers cannot read the list; without one they take al
 
     __all__ = sorted(name for name in globals() if not name.startswith("_") and name not in _OTHERS)
 
-if _rc.initialize:
+_rc.read_environment()
+if _rc.initializes:
     Init()

@@ -69,7 +69,7 @@ def Init_thread(required: int = THREAD_MULTIPLE) -> int:
     """Meet the other ranks. Collective. Returns the level of threads, which is always the highest."""
     if not collectives.is_initialized():
         collectives.init()
-    if rc.finalize is not False:
+    if rc.finalizes:
         atexit.register(_delete_own_attributes)
     return THREAD_MULTIPLE
 

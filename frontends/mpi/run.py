@@ -57,8 +57,7 @@ def _set(text: str) -> None:
     """Set settings given as NAME=VALUE,..."""
     for pair in filter(None, text.split(",")):
         name, _, value = pair.partition("=")
-        known: dict[str, object] = {"true": True, "false": False, "none": None}
-        rc(**{name.strip(): known.get(value.strip().lower(), value.strip())})
+        rc.read(name.strip(), value)
 
 
 if __name__ == "__main__":

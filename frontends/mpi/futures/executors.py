@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -89,7 +90,7 @@ master: Final = _Master()
 class MPIPoolExecutor(Executor):
     """An executor whose workers are the other ranks.
 
-    max_workers            the most workers; by default all other ranks
+    max_workers            the most workers; by default MPI4PY_FUTURES_MAX_WORKERS of the environment, or all others
     initializer, initargs  function that each worker calls first, and its arguments
 
     Other options of mpi4py concern processes that it spawns, and are not used.
@@ -102,6 +103,8 @@ class MPIPoolExecutor(Executor):
         initargs: Iterable[Any] = (),
         **options: Any,
     ) -> None:
+        if max_workers is None and (given := os.environ.get("MPI4PY_FUTURES_MAX_WORKERS")):
+            max_workers = int(given)
         if max_workers is not None and max_workers <= 0:
             raise ValueError(f"max_workers={max_workers}: must be 1 or more")
         if initializer is not None and not callable(initializer):

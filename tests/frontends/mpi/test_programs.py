@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from frontends.mpi.rc import Rc
 from frontends.mpi.run import run_program
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -142,6 +143,19 @@ for name in "first", "second":
     key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, name: print(name, MPI.Is_finalized(), flush=True))
     MPI.COMM_SELF.Set_attr(key, name)
 """
+SETTINGS = """
+from mpi4py import MPI, rc
+from mpi4py.util import pkl5
+from mpi4py.futures import MPIPoolExecutor
+assert not MPI.Is_initialized()
+assert (rc.initialize, rc.finalize, rc.thread_level, rc.irecv_bufsz) == (False, True, "single", 1)
+for pickle in MPI.pickle, pkl5.pickle:
+    pickle.__init__()
+    assert (pickle.PROTOCOL, pickle.THRESHOLD, pickle.dumps(1)[1]) == (3, 1024, 3)
+MPI.Init()
+with MPIPoolExecutor() as pool:
+    print("workers", pool.num_workers)
+"""
 FINALIZED = """
 from mpi4py import MPI
 comm, copy = MPI.COMM_WORLD, MPI.COMM_WORLD.Dup()
@@ -236,3 +250,36 @@ def test_calls_after_finalize_raise_errors_of_mpi(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["", "MPI.Finalize()"])
 def test_attributes_of_comm_self_are_deleted_at_the_end_the_last_one_first(tmp_path: Path, end: str) -> None:
     assert run(tmp_path, ENDS + end, "-np", "1", "--mpi4py") == "second False\nfirst False\n"
+
+
+def test_the_environment_variables_of_mpi4py_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RC_INITIALIZE": "no",
+        "RC_FINALIZE": "1",
+        "RC_THREAD_LEVEL": "Single",
+        "RC_IRECV_BUFSZ": "1",
+        "PICKLE_PROTOCOL": "3",
+        "PICKLE_THRESHOLD": "1024",
+        "FUTURES_MAX_WORKERS": "3",
+    }.items():
+        monkeypatch.setenv(f"MPI4PY_{name}", value)
+    assert run(tmp_path, SETTINGS, "-np", "1", "--mpi4py") == "workers 3\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"initialize": "yes"}, (True, True)),
+        ({"initialize": False}, (False, False)),
+        ({"finalize": "False"}, (True, False)),
+        ({"initialize": "no", "finalize": True}, (False, True)),
+    ],
+)
+def test_settings_may_be_words(settings: dict[str, object], found: tuple[bool, bool]) -> None:
+    rc = Rc(**settings)
+    assert (rc.initializes, rc.finalizes) == found
+
+
+def test_a_setting_without_a_meaning_is_an_error() -> None:
+    with pytest.raises(ValueError, match="initialize='maybe'"):
+        _ = Rc(initialize="maybe").finalizes
