@@ -26,8 +26,9 @@ if comm.rank == 0:
     print("total", total, mpi4py.rc.initialize)
 """
 POOL = """
+from itertools import count, islice
 from mpi4py import MPI
-from mpi4py.futures import MPIPoolExecutor, collect, compose
+from mpi4py.futures import MPICommExecutor, MPIPoolExecutor, collect, compose
 
 def square(x):
     return x * x
@@ -52,6 +53,7 @@ def break_it():
 if __name__ == "__main__":
     with MPIPoolExecutor() as pool:
         print("squares", list(pool.map(square, range(5), chunksize=2)), pool.num_workers)
+        print("without an end", list(islice(pool.map(square, count(), buffersize=3, chunksize=2), 5)))
         print("raised", pool.submit(fail, 3).exception())
         print("chained", compose(collect(pool.submit(square, x) for x in range(4)), sum).result())
         print("of the script", type(pool.submit(point, 3).result()) is Point)
@@ -63,6 +65,16 @@ if __name__ == "__main__":
         print("no pickle of the initializer")
     with MPIPoolExecutor(max_workers=1) as pool:
         print("again", pool.submit(square, 9).result())
+    dropped = MPIPoolExecutor().submit(square, 2)
+    with MPIPoolExecutor() as one, MPIPoolExecutor(2) as two:
+        print("together", dropped.result(), one.submit(square, 3).result(), two.submit(square, 4).result())
+        try:
+            MPIPoolExecutor(1).bootup()
+        except RuntimeError as error:
+            print("of another size:", error)
+    MPIPoolExecutor(initializer=square, initargs=(1,)).submit(square, 1)
+    with MPICommExecutor() as pool:
+        print("in a statement", list(pool.map(square, [5])))
 """
 LEFT = """
 import sys
@@ -204,12 +216,16 @@ def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
     told = run(tmp_path, POOL, "-np", "3", sys.executable, "-m", "ronde.mpi.futures")
     assert told.splitlines() == [
         "squares [0, 1, 4, 9, 16] 2",
+        "without an end [0, 1, 4, 9, 16]",
         "raised no 3",
         "chained 14",
         "of the script True",
         "cannot be loaded TypeError",
         "no pickle of the initializer",
         "again 81",
+        "together 4 9 16",
+        "of another size: the workers serve another executor: shut that down first",
+        "in a statement [25]",
     ]
 
 
