@@ -11,10 +11,8 @@ Add a collective as a function that returns a Plan, in intra or inter, and a row
 
 from __future__ import annotations
 
+from frontends.mpi.alias import VERSION as __version__
 from frontends.mpi.alias import get_config, get_include, install, profile
 from frontends.mpi.rc import rc
 
-__version__ = "4.1.2"
-"""The version of mpi4py whose API this is: programs that are not changed look for it."""
-
-__all__ = ["get_config", "get_include", "install", "profile", "rc"]
+__all__ = ["__version__", "get_config", "get_include", "install", "profile", "rc"]

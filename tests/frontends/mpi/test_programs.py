@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from frontends.mpi.rc import Rc
-from frontends.mpi.run import run_program
+from frontends.mpi.run import main, run_program
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -197,6 +198,24 @@ def test_a_script_under_ronde_run(tmp_path: Path) -> None:
 
 def test_a_script_under_the_module(tmp_path: Path) -> None:
     assert run(tmp_path, HELLO, "-np", "2", sys.executable, "-m", "ronde.mpi") == "total 3 True\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "shown"),
+    [("--version", r"mpi4py 4\.\d+\.\d+"), ("--mpi-std-version", r"MPI 4\.1"), ("--mpi-lib-version", "Ronde .+")],
+)
+def test_versions_are_shown(option: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([option])
+    assert ended.value.code == 0
+    assert re.fullmatch(shown + "\n", capsys.readouterr().out)
+
+
+def test_an_unknown_option_is_an_error_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--verison"])
+    assert ended.value.code == 2
+    assert "usage: python -m ronde.mpi" in capsys.readouterr().err
 
 
 def test_a_script_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
