@@ -241,6 +241,12 @@ from frontends.mpi.requests import (
 from frontends.mpi.requests import (
     Request as Request,
 )
+from frontends.mpi.sessions import (
+    SESSION_NULL as SESSION_NULL,
+)
+from frontends.mpi.sessions import (
+    Session as Session,
+)
 from frontends.mpi.status import (
     Status as Status,
 )
@@ -258,12 +264,6 @@ from frontends.mpi.topocomm import (
 )
 from frontends.mpi.topologies import (
     Compute_dims as Compute_dims,
-)
-from frontends.mpi.unavailable import (
-    SESSION_NULL as SESSION_NULL,
-)
-from frontends.mpi.unavailable import (
-    Session as Session,
 )
 from frontends.mpi.win import (
     WIN_NULL as WIN_NULL,
@@ -448,5 +448,6 @@ if not TYPE_CHECKING:  # checkers cannot read the list; without one they take al
 
     __all__ = sorted(name for name in globals() if not name.startswith("_") and name not in _OTHERS)
 
-if _rc.initialize:
+_rc.read_environment()
+if _rc.initializes:
     Init()

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from frontends.mpi.errors import missing
 
+VERSION: Final = "4.1.2"
+"""The version of mpi4py whose API this is: programs that are not changed look for it."""
 _NAME: Final = "mpi4py"
 _HERE: Final = "frontends.mpi"
 

@@ -108,11 +108,17 @@ class Attributed(Handle):
         self._attributes()
         self._body.name = str(name)
 
-    name = property(Get_name, Set_name)
+    @property
+    def name(self) -> str:
+        return self.Get_name()
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.Set_name(name)
 
     def delete_attributes(self) -> None:
-        """Delete all attributes of an object that is freed."""
-        for keyval in list(self._attributes()):
+        """Delete all attributes of an object that is freed, the one that was set last first."""
+        for keyval in reversed(list(self._attributes())):
             self.Delete_attr(keyval)
 
     def copy_attributes(self, target: Attributed) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 from collectives import RondeError
 from frontends.mpi.comm_base import Predefined, make_self, make_world
 from frontends.mpi.comm_collectives import Collectives, PrefixCollectives
-from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, UNDEFINED
+from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, TAG_LIMIT, UNDEFINED
 from frontends.mpi.errors import error, failure, missing
 from frontends.mpi.groups import Group
 from frontends.mpi.handles import SURFACE
@@ -88,12 +88,14 @@ class Intracomm(PrefixCollectives, Comm):
 
     def Create_group(self, group: Group, tag: int = 0) -> Intracomm:
         peers = self.peers
+        if not 0 <= as_int(tag, "tag") <= TAG_LIMIT:
+            raise error("ERR_TAG", f"tag={tag}: must be 0 to {TAG_LIMIT}")
         if any(rank not in peers.ranks for rank in group.ranks):
             raise error("ERR_GROUP", "the group has ranks that the communicator does not have")
         numbers = [peers.ranks.index(rank) for rank in group.ranks]
         if peers.rank not in numbers:
             return Intracomm()
-        return Intracomm.of(peers.among(numbers, FOR_CREATE_GROUP | as_int(tag, "tag")))
+        return Intracomm.of(peers.among(numbers, FOR_CREATE_GROUP | tag))
 
     @classmethod
     def Create_from_group(
@@ -107,7 +109,7 @@ class Intracomm(PrefixCollectives, Comm):
             channel = world.process.world.channel(group.ranks, tag=tag, timeout=PATIENCE)
         except RondeError as cause:
             raise failure(cause)  # noqa: B904 - its cause is the error
-        return cls.of(Peers(world.process, channel, group.ranks))
+        return cls.of(Peers(world.process, channel, group.ranks)).having(info, errhandler)
 
     def Create_intercomm(self, local_leader: int, peer_comm: Intracomm, remote_leader: int, tag: int = 0) -> Any:
         peers, theirs = self.peers, None

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from frontends.mpi.constants import (
     UNDEFINED,
     UNEQUAL,
 )
-from frontends.mpi.errhandlers import ErrhandlerBody, Handling
+from frontends.mpi.errhandlers import Errhandler, ErrhandlerBody, Handling
 from frontends.mpi.errors import error, last_used_code, missing
 from frontends.mpi.groups import Group, GroupBody
 from frontends.mpi.handles import Body
@@ -122,9 +122,17 @@ class CommBase(Attributed, Handling):
     def Get_rank(self) -> int:
         return self.peers.rank
 
-    group = property(Get_group)
-    size = property(Get_size)
-    rank = property(Get_rank)
+    @property
+    def group(self) -> Group:
+        return self.Get_group()
+
+    @property
+    def size(self) -> int:
+        return self.peers.size
+
+    @property
+    def rank(self) -> int:
+        return self.peers.rank
 
     def Is_inter(self) -> bool:
         return self.peers.is_inter
@@ -132,14 +140,21 @@ class CommBase(Attributed, Handling):
     def Is_intra(self) -> bool:
         return not self.peers.is_inter
 
-    is_inter = property(Is_inter)
-    is_intra = property(Is_intra)
+    @property
+    def is_inter(self) -> bool:
+        return self.Is_inter()
+
+    @property
+    def is_intra(self) -> bool:
+        return self.Is_intra()
 
     def Get_topology(self) -> int:
         topology = self.peers.topology
         return UNDEFINED if topology is None else int(topology.kind)
 
-    topology = property(Get_topology)
+    @property
+    def topology(self) -> int:
+        return self.Get_topology()
 
     @property
     def is_topo(self) -> bool:
@@ -159,10 +174,10 @@ class CommBase(Attributed, Handling):
 
     # ---- duplicates
 
-    def Clone(self) -> Any:
+    def Clone(self) -> Self:
         return self.Dup()
 
-    def Dup(self, info: Info | None = None) -> Any:
+    def Dup(self, info: Info | None = None) -> Self:
         self.peers.check()
         twin = self.peers.twin()
         twin.topology = self.peers.topology
@@ -176,13 +191,13 @@ class CommBase(Attributed, Handling):
             raise
         return made
 
-    def Dup_with_info(self, info: Info) -> Any:
+    def Dup_with_info(self, info: Info) -> Self:
         return self.Dup(info)
 
-    def Idup(self, info: Info | None = None) -> tuple[Any, Request]:
+    def Idup(self, info: Info | None = None) -> tuple[Self, Request]:
         return self.Dup(info), Request.begun(Ended((-1, -1, 0, False)))
 
-    def Idup_with_info(self, info: Info) -> tuple[Any, Request]:
+    def Idup_with_info(self, info: Info) -> tuple[Self, Request]:
         return self.Idup(info)
 
     # ---- the end
@@ -221,7 +236,21 @@ class CommBase(Attributed, Handling):
     def Get_info(self) -> Info:
         return Info.of(InfoBody(self.peers.info))
 
-    info = property(Get_info, Set_info)
+    @property
+    def info(self) -> Info:
+        return self.Get_info()
+
+    @info.setter
+    def info(self, info: Info) -> None:
+        self.Set_info(info)
+
+    def having(self, info: Info, errhandler: Errhandler | None) -> Self:
+        """The communicator itself, with an info and an error handler."""
+        if info:
+            self.Set_info(info)
+        if errhandler is not None:
+            self.Set_errhandler(errhandler)
+        return self
 
     def Attach_buffer(self, buf: Any) -> None:
         self.peers.buffer = checked_buffer(buf)

@@ -10,19 +10,21 @@ import numpy as np
 
 from collectives import RondeError
 from frontends.mpi import plain
-from frontends.mpi.blocks import Block
+from frontends.mpi.blocks import Block, Blocks
 from frontends.mpi.comm_base import CommBase
 from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, PROC_NULL, TAG_LIMIT
-from frontends.mpi.errors import error, failure, missing
+from frontends.mpi.errors import error, failure
 from frontends.mpi.info import INFO_NULL, Info
 from frontends.mpi.ints import as_int
 from frontends.mpi.memory import Bytes, as_memory
 from frontends.mpi.objects import check_authenticated
 from frontends.mpi.operations import Ended, Envelope, Operation, Receiving, Sending, Several, completed, tags_of
+from frontends.mpi.partitions import TAG_LIMIT as PARTITIONED_LIMIT
+from frontends.mpi.partitions import PartitionedReceiving, PartitionedSending, slot_tag
 from frontends.mpi.peers import Peers
 from frontends.mpi.pickles import encoded, pickle
 from frontends.mpi.requests import Prequest, Request
-from frontends.mpi.specs import message
+from frontends.mpi.specs import divided, message
 from frontends.mpi.status import Status
 
 _NO_RANK: Envelope = (PROC_NULL, ANY_TAG, 0, False)
@@ -218,12 +220,31 @@ class Messages(CommBase):
         return Prequest.prepared(lambda: self._receive_block(block, source, tag))
 
     def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Info = INFO_NULL) -> Prequest:
-        raise missing("Comm.Psend_init", "it has no partitioned messages; send the partitions as messages")
+        peers, blocks = self._partitioned(buf, partitions, dest, tag, receive=False)
+        if blocks is None:
+            return Prequest.prepared(lambda: Ended(_NO_RANK), partitions)
+        slot = slot_tag(peers, "send", dest, tag)
+        return Prequest.prepared(lambda: PartitionedSending(peers, blocks, dest, slot), partitions)
 
     def Precv_init(
         self, buf: Any, partitions: int, source: int = ANY_SOURCE, tag: int = ANY_TAG, info: Info = INFO_NULL
     ) -> Prequest:
-        raise missing("Comm.Precv_init", "it has no partitioned messages; send the partitions as messages")
+        peers, blocks = self._partitioned(buf, partitions, source, tag, receive=True)
+        if blocks is None:
+            return Prequest.prepared(lambda: Ended(_NO_RANK), partitions)
+        slot = slot_tag(peers, "receive", source, tag)
+        return Prequest.prepared(lambda: PartitionedReceiving(peers, blocks, source, slot, tag), partitions)
+
+    def _partitioned(
+        self, buf: Any, partitions: int, rank: int, tag: int, *, receive: bool
+    ) -> tuple[Peers, Blocks | None]:
+        """The ranks, and the parts of a buffer; None without a rank. Raises Exception."""
+        peers = self._check(rank, tag, receive=False)
+        if tag > PARTITIONED_LIMIT:
+            raise error("ERR_TAG", f"tag={tag}: must be 0 to {PARTITIONED_LIMIT} for a partitioned message")
+        if as_int(partitions, "partitions") < 1:
+            raise error("ERR_ARG", f"partitions={partitions}: must be 1 or more")
+        return peers, None if rank == PROC_NULL else divided(buf, partitions, writable=receive)
 
     # ---- objects
 

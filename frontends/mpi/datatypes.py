@@ -120,7 +120,9 @@ class Datatype(Attributed):
     def Get_true_extent(self) -> tuple[int, int]:
         return self.layout.true_lb, self.layout.true_extent
 
-    size = property(Get_size)
+    @property
+    def size(self) -> int:
+        return self.Get_size()
 
     @property
     def extent(self) -> int:
@@ -379,8 +381,13 @@ class Datatype(Attributed):
     def combiner(self) -> int:
         return int(getattr(constants, f"COMBINER_{self._known().combiner}"))
 
-    envelope = property(Get_envelope)
-    contents = property(Get_contents)
+    @property
+    def envelope(self) -> tuple[int, int, int, int, int]:
+        return self.Get_envelope()
+
+    @property
+    def contents(self) -> tuple[list[int], list[int], list[int], list[Datatype]]:
+        return self.Get_contents()
 
     @property
     def is_named(self) -> bool:

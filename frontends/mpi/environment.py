@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from frontends.mpi.errors import missing
 from frontends.mpi.info import INFO_NULL, Info
 from frontends.mpi.operations import Ended
 from frontends.mpi.processes import current
+from frontends.mpi.rc import rc
 from frontends.mpi.requests import Request
 
 __all__ = [
@@ -67,16 +69,23 @@ def Init_thread(required: int = THREAD_MULTIPLE) -> int:
     """Meet the other ranks. Collective. Returns the level of threads, which is always the highest."""
     if not collectives.is_initialized():
         collectives.init()
+    if rc.finalizes:
+        atexit.register(_delete_own_attributes)
     return THREAD_MULTIPLE
+
+
+def _delete_own_attributes() -> None:
+    """Tell the program that this rank ends, if it has asked for that by an attribute of COMM_SELF."""
+    if collectives.is_initialized():
+        COMM_SELF.delete_attributes()
 
 
 def Finalize() -> None:
     """Wait for what is in flight, and part from the other ranks. Collective."""
     if not collectives.is_initialized():
         return
-    process = current()
-    process.flush()
-    COMM_SELF.delete_attributes()
+    _delete_own_attributes()
+    current().flush()
     COMM_WORLD.Barrier()
     _state.finalized = True
     collectives.shutdown()

@@ -168,9 +168,17 @@ class Exception(RuntimeError):
     def Get_error_string(self) -> str:
         return Get_error_string(self.ob_mpi)
 
-    error_code = property(Get_error_code)
-    error_class = property(Get_error_class)
-    error_string = property(Get_error_string)
+    @property
+    def error_code(self) -> int:
+        return self.Get_error_code()
+
+    @property
+    def error_class(self) -> int:
+        return self.Get_error_class()
+
+    @property
+    def error_string(self) -> str:
+        return self.Get_error_string()
 
 
 def _restored(code: int, text: str) -> Exception:

@@ -202,17 +202,23 @@ class FileBase(Handling):
     def Get_size(self) -> int:
         return int(_system(os.fstat, self._known().descriptor).st_size)
 
-    size = property(Get_size)
+    @property
+    def size(self) -> int:
+        return self.Get_size()
 
     def Get_amode(self) -> int:
         return self._known().amode
 
-    amode = property(Get_amode)
+    @property
+    def amode(self) -> int:
+        return self.Get_amode()
 
     def Get_group(self) -> Group:
         return Intracomm.of(self._known().peers).Get_group()
 
-    group = property(Get_group)
+    @property
+    def group(self) -> Group:
+        return self.Get_group()
 
     @property
     def group_size(self) -> int:
@@ -228,7 +234,13 @@ class FileBase(Handling):
     def Get_info(self) -> Info:
         return Info.of(InfoBody(self._known().info))
 
-    info = property(Get_info, Set_info)
+    @property
+    def info(self) -> Info:
+        return self.Get_info()
+
+    @info.setter
+    def info(self, info: Info) -> None:
+        self.Set_info(info)
 
     def Set_atomicity(self, flag: bool) -> None:
         self._known().atomic = bool(flag)
@@ -236,7 +248,13 @@ class FileBase(Handling):
     def Get_atomicity(self) -> bool:
         return self._known().atomic
 
-    atomicity = property(Get_atomicity, Set_atomicity)
+    @property
+    def atomicity(self) -> bool:
+        return self.Get_atomicity()
+
+    @atomicity.setter
+    def atomicity(self, flag: bool) -> None:
+        self.Set_atomicity(flag)
 
     def Sync(self) -> None:
         body = self._known()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from frontends.mpi.constants import IDENT, PROC_NULL, SIMILAR, UNDEFINED, UNEQUAL
-from frontends.mpi.errors import error, missing
+from frontends.mpi.errors import error
 from frontends.mpi.handles import Body, Handle
 from frontends.mpi.ints import as_int
 
@@ -44,8 +44,13 @@ class Group(Handle):
         ranks = self.ranks
         return ranks.index(self._body.mine) if self._body.mine in ranks else UNDEFINED
 
-    size = property(Get_size)
-    rank = property(Get_rank)
+    @property
+    def size(self) -> int:
+        return self.Get_size()
+
+    @property
+    def rank(self) -> int:
+        return self.Get_rank()
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
         mine = self.ranks
@@ -119,7 +124,8 @@ class Group(Handle):
 
     @classmethod
     def Create_from_session_pset(cls, session: Any, pset_name: str) -> Group:
-        raise missing("Group.Create_from_session_pset", "it has no sessions")
+        found: Group = session.Create_group(pset_name)
+        return found
 
     def Free(self) -> None:
         _ = self.ranks

@@ -16,7 +16,7 @@ from frontends.mpi.constants import PROC_NULL, ROOT
 from frontends.mpi.datatypes import BYTE
 from frontends.mpi.errors import error
 from frontends.mpi.memory import Bytes
-from frontends.mpi.ops import SUM, Op, combine_arrays
+from frontends.mpi.ops import SUM, Op, combine_arrays, known
 from frontends.mpi.peers import Peers
 from frontends.mpi.plans import Exchange, Local, Plan, Sent
 from frontends.mpi.specs import divided, message, various, vector
@@ -136,7 +136,7 @@ def alltoallw(peers: Peers, sendbuf: Any, recvbuf: Any) -> Plan:
 
 
 def _combined(parts: Sequence[Block], op: Op, result: Block) -> None:
-    ronde_op, dtype = op._known().on_arrays(result.datatype)
+    ronde_op, dtype = known(op).on_arrays(result.datatype)
     total = parts[0].array(dtype).copy()
     for part in parts[1:]:
         combined = part.array(dtype)
@@ -147,7 +147,7 @@ def _combined(parts: Sequence[Block], op: Op, result: Block) -> None:
 
 
 def _receiving(peers: Peers, sends: list[Sent], result: Block, op: Op) -> Plan:
-    op._known().on_arrays(result.datatype)
+    known(op).on_arrays(result.datatype)
     parts = [_bytes(result.nbytes) for _ in range(peers.peer_count)]
     receives = [Sent(rank, part) for rank, part in enumerate(parts)]
     return Exchange(peers, sends, receives, lambda: _combined(parts, op, result))

@@ -35,7 +35,7 @@ class Intercomm(Comm):
         errhandler: Any = None,
     ) -> Intercomm:
         local = Intracomm.Create_from_group(local_group, stringtag)
-        return cls.of(between(local.peers, remote_group.ranks))
+        return cls.of(between(local.peers, remote_group.ranks)).having(info, errhandler)
 
     def Get_remote_group(self) -> Group:
         return remote_group(self.peers)
@@ -43,8 +43,13 @@ class Intercomm(Comm):
     def Get_remote_size(self) -> int:
         return self.peers.peer_count
 
-    remote_group = property(Get_remote_group)
-    remote_size = property(Get_remote_size)
+    @property
+    def remote_group(self) -> Group:
+        return self.Get_remote_group()
+
+    @property
+    def remote_size(self) -> int:
+        return self.Get_remote_size()
 
     @property
     def _local(self) -> Peers:

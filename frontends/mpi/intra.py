@@ -12,7 +12,7 @@ from frontends.mpi.constants import PATIENCE
 from frontends.mpi.errors import error
 from frontends.mpi.ints import as_int, as_ints
 from frontends.mpi.memory import is_in_place
-from frontends.mpi.ops import SUM, Op
+from frontends.mpi.ops import SUM, Op, known
 from frontends.mpi.peers import Peers
 from frontends.mpi.plans import Collective, Plan
 from frontends.mpi.repeats import Call
@@ -178,7 +178,7 @@ def _reducing(
     peers: Peers, method: str, given: Block, result: Block | None, op: Op, arguments: tuple[Any, ...], **options: Any
 ) -> Plan:
     """A reduction of the numbers of `given` into `result`, which may be the same block."""
-    ronde_op, dtype = op._known().on_arrays(given.datatype)
+    ronde_op, dtype = known(op).on_arrays(given.datatype)
 
     def prepare() -> Call:
         data = given.array(dtype)

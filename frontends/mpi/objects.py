@@ -96,20 +96,30 @@ def _each(count: int, objects: Sequence[Any] | None) -> list[Any]:
     return found
 
 
+def _check_op(op: Any) -> None:
+    """Raise TypeError for what cannot combine two objects."""
+    if not callable(op):
+        raise TypeError(f"op={op!r}: must be an Op or a function of two objects")
+
+
 def reduce(peers: Peers, sendobj: Any, op: Combine, root: int = 0) -> Any:
+    _check_op(op)
     found = gather(peers, sendobj, root)
     return None if found is None else functools.reduce(op, found)
 
 
 def allreduce(peers: Peers, sendobj: Any, op: Combine) -> Any:
+    _check_op(op)
     return functools.reduce(op, allgather(peers, sendobj))
 
 
 def scan(peers: Peers, sendobj: Any, op: Combine) -> Any:
+    _check_op(op)
     return functools.reduce(op, allgather(peers, sendobj)[: peers.rank + 1])
 
 
 def exscan(peers: Peers, sendobj: Any, op: Combine) -> Any:
+    _check_op(op)
     found = allgather(peers, sendobj)[: peers.rank]
     return functools.reduce(op, found) if found else None
 

@@ -151,7 +151,9 @@ class Op(Handle):
     def Is_commutative(self) -> bool:
         return self._known().commutes
 
-    is_commutative = property(Is_commutative)
+    @property
+    def is_commutative(self) -> bool:
+        return self.Is_commutative()
 
     @property
     def is_predefined(self) -> bool:
@@ -179,6 +181,13 @@ class Op(Handle):
 
 Op.family = Op
 _created: Final[list[OpBody]] = []
+
+
+def known(op: Any) -> OpBody:
+    """The reduction of an argument. Raises TypeError for something else, Exception for OP_NULL."""
+    if not isinstance(op, Op):
+        raise TypeError(f"op={op!r}: must be an Op")
+    return op._known()
 
 
 def combine_arrays(op: Any, a: Any, b: Any, out: Any) -> None:

@@ -6,6 +6,7 @@ of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ class Peers(AttributedBody):
     acknowledged  the ranks of the world whose failure the program has acknowledged
     successor   the same in the world of the ranks that are left; None before they have met
     repeats     the collectives on buffers that were made before
+    partitioned  number of requests of partitioned messages by direction, rank and tag
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Peers(AttributedBody):
         self.info: dict[str, str] = {}
         self.buffer: Any = None
         self.locks: dict[Any, Any] = {}
+        self.partitioned: Counter[tuple[str, int, int]] = Counter()
         self._collectives = collectives
         self._owned = collectives is None
         self.is_inter = remote is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle as _pickle
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -11,14 +12,17 @@ import numpy as np
 from frontends.mpi.handles import SURFACE
 from frontends.mpi.memory import Bytes, buffer
 
+_PROTOCOL: Final = int(os.environ.get("MPI4PY_PICKLE_PROTOCOL", _pickle.HIGHEST_PROTOCOL))
+_THRESHOLD: Final = int(os.environ.get("MPI4PY_PICKLE_THRESHOLD", 1 << 18))
+
 
 class Pickle:
     """The serialization of objects.
 
     dumps      gives the bytes of an object; with `protocol` as second argument if that is not None
     loads      gives the object of bytes
-    protocol   protocol of pickles, by default the highest
-    threshold  bytes from which on buffers travel apart from the pickle
+    protocol   protocol of pickles, by default MPI4PY_PICKLE_PROTOCOL of the environment, or the highest
+    threshold  bytes from which on buffers travel apart from the pickle, by default MPI4PY_PICKLE_THRESHOLD, or 256 KiB
     """
 
     __module__ = SURFACE
@@ -34,14 +38,14 @@ class Pickle:
         self._dumps = _pickle.dumps if dumps is None else dumps
         self._loads = _pickle.loads if loads is None else loads
         takes_protocol = dumps is None or protocol is not None
-        self.PROTOCOL = _pickle.HIGHEST_PROTOCOL if dumps is None and protocol is None else protocol
+        self.PROTOCOL = _PROTOCOL if dumps is None and protocol is None else protocol
         self._takes_protocol = takes_protocol
         self._threshold = threshold
 
     @property
     def THRESHOLD(self) -> int:
-        """Bytes from which on buffers travel apart from the pickle; None stands for 256 KiB."""
-        return 1 << 18 if self._threshold is None else self._threshold
+        """Bytes from which on buffers travel apart from the pickle; None stands for the default."""
+        return _THRESHOLD if self._threshold is None else self._threshold
 
     @THRESHOLD.setter
     def THRESHOLD(self, nbytes: int | None) -> None:

@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, UNDEFINED
 from frontends.mpi.errors import Exception as MPIException
-from frontends.mpi.errors import Failure, error, missing
+from frontends.mpi.errors import Failure, error
 from frontends.mpi.handles import SURFACE, Body, Handle
-from frontends.mpi.operations import Ended, Operation
+from frontends.mpi.ints import as_int, as_ints
+from frontends.mpi.operations import Ended, Operation, Receiving
+from frontends.mpi.partitions import PartitionedSending
 from frontends.mpi.status import Status
 
 _FIRST_SLICE: Final = 20e-6
@@ -23,11 +25,15 @@ class RequestBody(Body):
 
     operation   None if there is none
     start       begins the operation of a persistent request; None for others
+    partitions  number of parts of a partitioned message; 0 for others
     """
 
-    def __init__(self, operation: Operation | None, start: Callable[[], Operation] | None = None) -> None:
+    def __init__(
+        self, operation: Operation | None, start: Callable[[], Operation] | None = None, partitions: int = 0
+    ) -> None:
         self.operation = operation
         self.start = start
+        self.partitions = partitions
 
 
 class Request(Handle):
@@ -287,9 +293,9 @@ class Prequest(Request):
         return body.start is not None
 
     @classmethod
-    def prepared(cls, start: Callable[[], Operation]) -> Prequest:
+    def prepared(cls, start: Callable[[], Operation], partitions: int = 0) -> Prequest:
         """The request of an operation that `start` begins."""
-        return cls.of(RequestBody(None, start))
+        return cls.of(RequestBody(None, start, partitions))
 
     def Start(self) -> None:
         body: RequestBody | None = self._body
@@ -303,16 +309,35 @@ class Prequest(Request):
             request.Start()
 
     def Pready(self, partition: int) -> None:
-        raise missing("Prequest.Pready", "it has no partitioned messages")
+        self.Pready_list([partition])
 
     def Pready_range(self, partition_low: int, partition_high: int) -> None:
-        raise missing("Prequest.Pready_range", "it has no partitioned messages")
+        self.Pready_list(range(as_int(partition_low, "partition_low"), as_int(partition_high, "partition_high") + 1))
 
     def Pready_list(self, partitions: Sequence[int]) -> None:
-        raise missing("Prequest.Pready_list", "it has no partitioned messages")
+        numbers = self._checked(as_ints(partitions, "partitions"))
+        operation = self._operation
+        if operation is None or isinstance(operation, Receiving):
+            raise error("ERR_REQUEST", "it is no partitioned send that has started")
+        if isinstance(operation, PartitionedSending):  # with PROC_NULL there is nothing to send
+            operation.ready(numbers)
 
     def Parrived(self, partition: int) -> bool:
-        raise missing("Prequest.Parrived", "it has no partitioned messages")
+        self._checked([as_int(partition, "partition")])
+        operation = self._operation
+        if isinstance(operation, PartitionedSending):
+            raise error("ERR_REQUEST", "it is no partitioned receive")
+        return operation is None or operation.test()
+
+    def _checked(self, partitions: list[int]) -> list[int]:
+        """Numbers of parts. Raises Exception."""
+        count = 0 if self._body is None else self._body.partitions
+        if not count:
+            raise error("ERR_REQUEST", "it is no request of a partitioned message")
+        for partition in partitions:
+            if not 0 <= partition < count:
+                raise error("ERR_ARG", f"partition={partition}: must be 0 to {count - 1}")
+        return partitions
 
 
 class _Generalized(Operation):

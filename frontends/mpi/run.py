@@ -11,14 +11,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import collectives
+from frontends.mpi.alias import VERSION as ALIAS_VERSION
 from frontends.mpi.alias import install
+from frontends.mpi.constants import SUBVERSION, VERSION
 from frontends.mpi.rc import rc
 
 USAGE: Final = """\
 usage: python -m ronde.mpi [-rc NAME=VALUE,...] (script.py | -m module | -c command) [argument ...]
 
 Runs a program that imports mpi4py on Ronde. Start the ranks with: ronde run -np 4 python -m ronde.mpi script.py
+
+--version shows the version of mpi4py whose API this is; --mpi-std-version, --mpi-lib-version and --prefix show others.
 """
+_SHOWN: Final = {
+    "-h": USAGE,
+    "--help": USAGE,
+    "--version": f"mpi4py {ALIAS_VERSION}\n",
+    "--prefix": f"{Path(__file__).parent}\n",
+    "--mpi-std-version": f"MPI {VERSION}.{SUBVERSION}\n",
+    "--mpi-lib-version": f"Ronde {collectives.__version__}\n",
+}
+"""What options show, in the place of running a program."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -27,9 +41,12 @@ def main(words: Sequence[str] | None = None) -> None:
     while arguments and arguments[0] in ("-rc", "--rc"):
         _set(arguments[1] if len(arguments) > 1 else "")
         arguments = arguments[2:]
-    if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(USAGE)
-        raise SystemExit(0 if arguments else 2)
+    if not arguments or (arguments[0].startswith("--") and arguments[0] not in _SHOWN):
+        sys.stderr.write(USAGE)
+        raise SystemExit(2)
+    if arguments[0] in _SHOWN:
+        sys.stdout.write(_SHOWN[arguments[0]])
+        raise SystemExit(0)
     install()
     run_program(arguments, "__main__")
 
@@ -57,8 +74,7 @@ def _set(text: str) -> None:
     """Set settings given as NAME=VALUE,..."""
     for pair in filter(None, text.split(",")):
         name, _, value = pair.partition("=")
-        known: dict[str, object] = {"true": True, "false": False, "none": None}
-        rc(**{name.strip(): known.get(value.strip().lower(), value.strip())})
+        rc.read(name.strip(), value)
 
 
 if __name__ == "__main__":

@@ -186,6 +186,8 @@ def _datatype(kind: Any, code: str, native: bool) -> Datatype:
         return BY_CODE[kind]
     if not native:
         raise BufferError("message: the elements have another byte order; give the datatype to send them as they are")
+    if code and code not in BY_CODE:
+        raise KeyError(f"message: no datatype has elements of kind {code!r}: give one, as in [buffer, MPI.BYTE]")
     return BY_CODE[code] if code else BYTE
 
 

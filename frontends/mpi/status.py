@@ -110,9 +110,29 @@ class Status:
     def Set_cancelled(self, flag: bool) -> None:
         self._words[_CANCELLED] = bool(flag)
 
-    source = property(Get_source, Set_source)
-    tag = property(Get_tag, Set_tag)
-    error = property(Get_error, Set_error)
+    @property
+    def source(self) -> int:
+        return self._words[_SOURCE]
+
+    @source.setter
+    def source(self, source: int) -> None:
+        self.Set_source(source)
+
+    @property
+    def tag(self) -> int:
+        return self._words[_TAG]
+
+    @tag.setter
+    def tag(self, tag: int) -> None:
+        self.Set_tag(tag)
+
+    @property
+    def error(self) -> int:
+        return self._words[_ERROR]
+
+    @error.setter
+    def error(self, error: int) -> None:
+        self.Set_error(error)
 
     @property
     def count(self) -> int:
@@ -122,7 +142,13 @@ class Status:
     def count(self, nbytes: int) -> None:
         self._words[_NBYTES] = nbytes
 
-    cancelled = property(Is_cancelled, Set_cancelled)
+    @property
+    def cancelled(self) -> bool:
+        return self.Is_cancelled()
+
+    @cancelled.setter
+    def cancelled(self, flag: bool) -> None:
+        self.Set_cancelled(flag)
 
     def tomemory(self) -> memoryview:
         return memoryview(self._words)

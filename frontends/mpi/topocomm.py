@@ -90,13 +90,20 @@ class Cartcomm(Topocomm):
     def Get_dim(self) -> int:
         return len(self._grid.dims)
 
-    dim = property(Get_dim)
-    ndim = property(Get_dim)
+    @property
+    def dim(self) -> int:
+        return self.Get_dim()
+
+    @property
+    def ndim(self) -> int:
+        return self.Get_dim()
 
     def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
         return self.dims, self.periods, self.coords
 
-    topo = property(Get_topo)
+    @property
+    def topo(self) -> tuple[list[int], list[int], list[int]]:
+        return self.Get_topo()
 
     @property
     def dims(self) -> list[int]:
@@ -152,12 +159,16 @@ class Graphcomm(Topocomm):
     def Get_dims(self) -> tuple[int, int]:
         return len(self._graph.index), len(self._graph.edges)
 
-    dims = property(Get_dims)
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.Get_dims()
 
     def Get_topo(self) -> tuple[list[int], list[int]]:
         return self.index, self.edges
 
-    topo = property(Get_topo)
+    @property
+    def topo(self) -> tuple[list[int], list[int]]:
+        return self.Get_topo()
 
     @property
     def nnodes(self) -> int:

@@ -26,7 +26,7 @@ from frontends.mpi.ints import as_int
 from frontends.mpi.memory import BOTTOM, as_memory, buffer
 from frontends.mpi.objects import receive, send, together
 from frontends.mpi.operations import Ended, Receiving, completed
-from frontends.mpi.ops import SUM, Op, combine_arrays
+from frontends.mpi.ops import SUM, Op, combine_arrays, known
 from frontends.mpi.peers import Peers
 from frontends.mpi.requests import Request
 from frontends.mpi.segments import Segment
@@ -217,7 +217,9 @@ class Win(Attributed, Handling):
     def Get_group(self) -> Group:
         return Intracomm.of(self._known().peers).Get_group()
 
-    group = property(Get_group)
+    @property
+    def group(self) -> Group:
+        return self.Get_group()
 
     @property
     def group_size(self) -> int:
@@ -233,7 +235,13 @@ class Win(Attributed, Handling):
     def Get_info(self) -> Info:
         return Info.of(InfoBody(self._known().info))
 
-    info = property(Get_info, Set_info)
+    @property
+    def info(self) -> Info:
+        return self.Get_info()
+
+    @info.setter
+    def info(self, info: Info) -> None:
+        self.Set_info(info)
 
     # ---- access
 
@@ -270,7 +278,7 @@ class Win(Attributed, Handling):
     def _combine(self, block: Block, place: Block, op: Op, fetched: Block | None) -> None:
         """Combine the data of a block with those at a place, atomically, and fetch what was there."""
         body = self._known()
-        ronde_op, dtype = op._known().on_arrays(place.datatype, moves=True)
+        ronde_op, dtype = known(op).on_arrays(place.datatype, moves=True)
         if ronde_op != "no_op" and block.nbytes != place.nbytes:
             raise ValueError(f"target: {place.nbytes} bytes; must be the {block.nbytes} of the origin")
         rank = next(n for n, part in enumerate(body.parts) if part is not None and part[0] is place.memory)

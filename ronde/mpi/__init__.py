@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from frontends.mpi import get_config, get_include, install, profile, rc
+from frontends.mpi import __version__, get_config, get_include, install, profile, rc
 
-__all__ = ["get_config", "get_include", "install", "profile", "rc"]
+__all__ = ["__version__", "get_config", "get_include", "install", "profile", "rc"]

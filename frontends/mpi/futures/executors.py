@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from time import monotonic
 from types import ModuleType
@@ -15,6 +18,7 @@ import collectives
 from frontends.mpi import MPI
 from frontends.mpi.errors import missing
 from frontends.mpi.futures.workers import Pool, RankPool, Task, called, initialized, serve
+from frontends.mpi.ints import as_int
 
 
 class ThreadPool:
@@ -50,22 +54,58 @@ class ThreadPool:
 
 
 class _Master:
-    """The communicator whose other ranks serve this one, while a script runs under `python -m ronde.mpi.futures`."""
+    """The communicator whose other ranks serve this one, while a script runs under `python -m ronde.mpi.futures`.
+
+    comm        the communicator; None elsewhere
+    workers     on a worker, the communicator of the workers
+    program     the script, whose tasks may go on when it has ended
+    """
 
     comm: MPI.Intracomm | None = None
     workers: MPI.Intracomm | None = None
-    executor: MPIPoolExecutor | None = None
-    """The one that the other ranks serve."""
-    ending: threading.Thread | None = None
-    """Ends the executor that was shut down without waiting."""
     program: ModuleType | None = None
-    """The script, whose tasks may go on when it has ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: Pool | None = None
+        self._kind: object = None
+        """That of the executors that the pool is for."""
+        self._executors: weakref.WeakSet[MPIPoolExecutor] = weakref.WeakSet()
+        """Those that were not shut down, and that the script still has."""
+
+    def begin(self, executor: MPIPoolExecutor, comm: MPI.Intracomm) -> Pool:
+        """The pool of an executor, which all executors of its kind have together. Raises RuntimeError while others have
+        the workers."""
+        kind = executor.kind(comm)
+        while True:
+            with self._lock:  # of two executors that begin at once in threads, one is first
+                if self._pool is not None and self._kind != kind and not self._executors:
+                    pool, self._pool = self._pool, None
+                    pool.close()
+                if self._pool is None:
+                    self._pool, self._kind = executor.on_ranks(comm), kind
+                if self._kind == kind:
+                    self._executors.add(executor)
+                    self.program = sys.modules["__main__"]
+                    return self._pool
+                endings = [one.ending for one in self._executors]
+            for ending in endings:
+                if ending is None:
+                    raise RuntimeError("the workers serve another executor: shut that down first")
+                ending.join()
+
+    def leave(self, executor: MPIPoolExecutor) -> None:
+        """An executor has no more tasks."""
+        with self._lock:
+            self._executors.discard(executor)
 
     def end(self) -> None:
-        """Wait for the tasks of executors that the script has not waited for."""
-        executor = self.executor
-        if executor is not None:
+        """Wait for the tasks of executors that the script has not waited for, and end the pool."""
+        for executor in list(self._executors):
             executor.shutdown()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
 
 master: Final = _Master()
@@ -74,7 +114,7 @@ master: Final = _Master()
 class MPIPoolExecutor(Executor):
     """An executor whose workers are the other ranks.
 
-    max_workers            the most workers; by default all other ranks
+    max_workers            the most workers; by default MPI4PY_FUTURES_MAX_WORKERS of the environment, or all others
     initializer, initargs  function that each worker calls first, and its arguments
 
     Other options of mpi4py concern processes that it spawns, and are not used.
@@ -87,6 +127,8 @@ class MPIPoolExecutor(Executor):
         initargs: Iterable[Any] = (),
         **options: Any,
     ) -> None:
+        if max_workers is None and (given := os.environ.get("MPI4PY_FUTURES_MAX_WORKERS")):
+            max_workers = int(given)
         if max_workers is not None and max_workers <= 0:
             raise ValueError(f"max_workers={max_workers}: must be 1 or more")
         if initializer is not None and not callable(initializer):
@@ -97,7 +139,10 @@ class MPIPoolExecutor(Executor):
         self._comm: MPI.Intracomm | None = options.pop("_comm", None)
         self._closed = False
         self._futures: set[Future[Any]] = set()
-        self._ending: threading.Thread | None = None
+        self._is_shared = False
+        self._own_kind = object()
+        self.ending: threading.Thread | None = None
+        """Ends the executor that was shut down without waiting."""
 
     def _started(self) -> Pool:
         """The pool, which begins with the first task."""
@@ -109,18 +154,22 @@ class MPIPoolExecutor(Executor):
                         "workers for MPIPoolExecutor here",
                         "start the script with `python -m ronde.mpi.futures`, or use MPICommExecutor",
                     )
-                if comm is not None and comm is master.comm:
-                    if master.ending is not None:
-                        master.ending.join()
-                    if master.executor is not None:
-                        raise RuntimeError("the workers serve another executor: shut that down first")
                 if comm is None or comm.size < 2:
                     self._pool = ThreadPool(self._most, self._initializer, self._initargs)
+                elif comm is master.comm:
+                    self._pool = master.begin(self, comm)
+                    self._is_shared = True
                 else:
-                    self._pool = RankPool(comm, self._most, self._initializer, self._initargs)
-                    if comm is master.comm:
-                        master.executor, master.program = self, sys.modules["__main__"]
+                    self._pool = self.on_ranks(comm)
             return self._pool
+
+    def on_ranks(self, comm: MPI.Intracomm) -> Pool:
+        """A pool of the other ranks of a communicator."""
+        return RankPool(comm, self._most, self._initializer, self._initargs)
+
+    def kind(self, comm: MPI.Intracomm) -> object:
+        """Executors of equal kinds can have one pool: those of one size, without an initializer."""
+        return self._own_kind if self._initializer is not None else min(self._most or comm.size, comm.size - 1)
 
     @property
     def num_workers(self) -> int:
@@ -154,7 +203,8 @@ class MPIPoolExecutor(Executor):
         buffersize: int | None = None,
         unordered: bool = False,
     ) -> Iterator[Any]:
-        """The results of a function on items, in the order of the items, or as they come."""
+        """The results of a function on items, in the order of the items, or as they come. `buffersize` bounds the tasks
+        whose results were not taken yet: then the items may have no end."""
         return self.starmap(fn, zip(*iterables), timeout, chunksize, buffersize, unordered)  # noqa: B905 - as `map` does
 
     def starmap(
@@ -167,8 +217,16 @@ class MPIPoolExecutor(Executor):
         unordered: bool = False,
     ) -> Iterator[Any]:
         """The same as `map`, with the arguments of each call as one item."""
-        futures = [self.submit(call_all, fn, chunk) for chunk in chunks(iterable, chunksize)]
-        return _results(futures, timeout, unordered)
+        if buffersize is not None and as_int(buffersize, "buffersize") < 1:
+            raise ValueError(f"buffersize={buffersize}: must be 1 or more, or None")
+        if buffersize is not None and unordered:
+            raise ValueError(f"buffersize={buffersize}: must be None with unordered=True")
+        calls = chunks(iterable, chunksize)
+
+        def submit(most: int | None) -> list[Future[Any]]:
+            return [self.submit(call_all, fn, chunk) for chunk in islice(calls, most)]
+
+        return _results(deque(submit(buffersize)), submit if buffersize else None, timeout, unordered)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers once all tasks are done."""
@@ -178,20 +236,20 @@ class MPIPoolExecutor(Executor):
             for future in list(self._futures):
                 future.cancel()
         if pool is None or was_closed:
-            if wait and self._ending is not None:
-                self._ending.join()
+            if wait and self.ending is not None:
+                self.ending.join()
         elif wait:
             self._end(pool)
         else:
-            self._ending = threading.Thread(target=self._end, args=(pool,), name="ronde.mpi futures: shutdown")
-            self._ending.start()
-            if self._comm is None:
-                master.ending = self._ending
+            self.ending = threading.Thread(target=self._end, args=(pool,), name="ronde.mpi futures: shutdown")
+            self.ending.start()
 
     def _end(self, pool: Pool) -> None:
-        pool.close()
-        if self._comm is None:
-            master.executor = None
+        if self._is_shared:
+            wait(list(self._futures))
+            master.leave(self)
+        else:
+            pool.close()
 
 
 def chunks(iterable: Iterable[Any], chunksize: int) -> Iterator[list[Any]]:
@@ -208,7 +266,13 @@ def call_all(fn: Callable[..., Any], chunk: list[Any]) -> list[Any]:
     return [fn(*arguments) for arguments in chunk]
 
 
-def _results(futures: list[Future[Any]], timeout: float | None, unordered: bool) -> Iterator[Any]:
+def _results(
+    futures: deque[Future[Any]],
+    submit: Callable[[int], list[Future[Any]]] | None,
+    timeout: float | None,
+    unordered: bool,
+) -> Iterator[Any]:
+    """The results of tasks. `submit` begins more of them as results are taken."""
     end = None if timeout is None else monotonic() + timeout
     try:
         if unordered:
@@ -217,8 +281,12 @@ def _results(futures: list[Future[Any]], timeout: float | None, unordered: bool)
             for future in as_completed(futures, timeout):
                 yield from future.result()
             return
-        for future in futures:
-            yield from future.result(None if end is None else end - monotonic())
+        while futures:
+            results = futures[0].result(None if end is None else end - monotonic())
+            futures.popleft()
+            if submit is not None:
+                futures.extend(submit(1))
+            yield from results
     finally:
         for future in futures:
             future.cancel()
@@ -226,7 +294,8 @@ def _results(futures: list[Future[Any]], timeout: float | None, unordered: bool)
 
 class MPICommExecutor:
     """An executor on the ranks of a communicator, all of which enter it: a `with` statement gives it on the root, and
-    None on the others, which work until the root leaves the statement.
+    None on the others, which work until the root leaves the statement. Under `python -m ronde.mpi.futures` it has the
+    workers of MPIPoolExecutor.
 
     comm     the communicator
     root     the rank that submits
@@ -247,8 +316,11 @@ class MPICommExecutor:
         self._own: MPI.Intracomm | None = None
 
     def __enter__(self) -> MPIPoolExecutor | None:
-        if self._own is not None:
+        if self._own is not None or self._executor is not None:
             raise RuntimeError("the executor was entered before")
+        if master.comm is not None and self._comm.size > 1:  # the other ranks serve this one, and do not come here
+            self._executor = MPIPoolExecutor(**self._options)
+            return self._executor
         self._own = self._comm.Dup()
         if self._comm.rank == self._root:
             self._executor = MPIPoolExecutor(_comm=self._own, **self._options)

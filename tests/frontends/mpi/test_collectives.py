@@ -383,11 +383,27 @@ def test_what_is_left_out_says_so() -> None:
         MPI.Open_port,
         lambda: MPI.COMM_WORLD.Spawn("program"),
         MPI.Win.Create_dynamic,
-        MPI.Session.Init,
-        lambda: MPI.COMM_WORLD.Psend_init(b"", 1, 0),
     ):
         with pytest.raises(NotImplementedError):
             call()
+
+
+@pytest.mark.parametrize("call", ["Allreduce", "Ireduce", "allreduce", "reduce", "scan", "exscan"])
+def test_an_op_is_one_of_mpi_and_the_job_goes_on(ranks: Run, call: str) -> None:
+    def body(comm: Any) -> Any:
+        with pytest.raises(TypeError, match="op='sum': must be an Op"):
+            getattr(comm, call)(*[np.ones(1)] * (1 if call.islower() else 2), op="sum")
+        return comm.allreduce(1)
+
+    assert ranks(2, body) == [2, 2]
+
+
+def test_elements_without_a_datatype_are_named(ranks: Run) -> None:
+    def body(comm: Any) -> None:
+        with pytest.raises(KeyError, match="kind 'M'"):
+            comm.Bcast(np.zeros(1, "M8[s]"))
+
+    ranks(1, body)
 
 
 def test_arrays_that_are_not_plain_take_the_long_way(ranks: Run) -> None:

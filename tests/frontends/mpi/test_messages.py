@@ -175,6 +175,7 @@ def test_persistent_requests_send_what_the_memory_holds_at_each_start(ranks: Run
         (lambda comm: comm.Send(b"", 0, -5), "ERR_TAG"),
         (lambda comm: comm.Recv(bytearray(1), 9), "ERR_RANK"),
         (lambda comm: comm.Bcast(bytearray(1), 7), "ERR_ROOT"),
+        (lambda comm: comm.Create_group(comm.group, 1 << 28), "ERR_TAG"),
     ],
 )
 def test_bad_arguments_have_their_error_class(ranks: Run, call: Any, name: str) -> None:

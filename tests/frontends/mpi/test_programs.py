@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from frontends.mpi.run import run_program
+from frontends.mpi.rc import Rc
+from frontends.mpi.run import main, run_program
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -17,6 +19,7 @@ pytestmark = pytest.mark.processes
 HELLO = """
 from mpi4py import MPI
 import mpi4py.util.pkl5
+assert mpi4py.__version__.split(".")[0] == "4"
 comm = MPI.COMM_WORLD
 total = comm.allreduce(comm.rank + 1)
 assert comm.gather(comm.rank) == (list(range(comm.size)) if comm.rank == 0 else None)
@@ -24,8 +27,9 @@ if comm.rank == 0:
     print("total", total, mpi4py.rc.initialize)
 """
 POOL = """
+from itertools import count, islice
 from mpi4py import MPI
-from mpi4py.futures import MPIPoolExecutor, collect, compose
+from mpi4py.futures import MPICommExecutor, MPIPoolExecutor, collect, compose
 
 def square(x):
     return x * x
@@ -50,6 +54,7 @@ def break_it():
 if __name__ == "__main__":
     with MPIPoolExecutor() as pool:
         print("squares", list(pool.map(square, range(5), chunksize=2)), pool.num_workers)
+        print("without an end", list(islice(pool.map(square, count(), buffersize=3, chunksize=2), 5)))
         print("raised", pool.submit(fail, 3).exception())
         print("chained", compose(collect(pool.submit(square, x) for x in range(4)), sum).result())
         print("of the script", type(pool.submit(point, 3).result()) is Point)
@@ -61,6 +66,16 @@ if __name__ == "__main__":
         print("no pickle of the initializer")
     with MPIPoolExecutor(max_workers=1) as pool:
         print("again", pool.submit(square, 9).result())
+    dropped = MPIPoolExecutor().submit(square, 2)
+    with MPIPoolExecutor() as one, MPIPoolExecutor(2) as two:
+        print("together", dropped.result(), one.submit(square, 3).result(), two.submit(square, 4).result())
+        try:
+            MPIPoolExecutor(1).bootup()
+        except RuntimeError as error:
+            print("of another size:", error)
+    MPIPoolExecutor(initializer=square, initargs=(1,)).submit(square, 1)
+    with MPICommExecutor() as pool:
+        print("in a statement", list(pool.map(square, [5])))
 """
 LEFT = """
 import sys
@@ -78,6 +93,39 @@ if __name__ == "__main__":
     for x in range(4):
         pool.submit(Square, x).add_done_callback(tell)
     sys.exit(int(sys.argv[1]))
+"""
+AT_ONCE = """
+import threading
+from mpi4py.futures import MPIPoolExecutor
+
+together = threading.Barrier(2)
+
+class Initializer:
+    def __reduce__(self):  # both executors are about to send it if none of them waits for the other
+        try:
+            together.wait(0.2)
+        except threading.BrokenBarrierError:
+            pass
+        return Initializer, ()
+    def __call__(self):
+        pass
+
+def begin():
+    try:
+        held.append(MPIPoolExecutor(initializer=Initializer()).bootup())
+    except RuntimeError as error:
+        told.append(error)
+
+if __name__ == "__main__":
+    held, told = [], []
+    threads = [threading.Thread(target=begin) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(len(held), "has the workers,", len(told), "is told")
+    for pool in held:
+        pool.shutdown()
 """
 LOST = """
 from mpi4py import MPI
@@ -101,6 +149,25 @@ try:
 except MPI.Exception as error:
     print("told", "MPI.Comm.Abort(7)" in str(error), flush=True)
     time.sleep(60)
+"""
+ENDS = """
+from mpi4py import MPI
+for name in "first", "second":
+    key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, name: print(name, MPI.Is_finalized(), flush=True))
+    MPI.COMM_SELF.Set_attr(key, name)
+"""
+SETTINGS = """
+from mpi4py import MPI, rc
+from mpi4py.util import pkl5
+from mpi4py.futures import MPIPoolExecutor
+assert not MPI.Is_initialized()
+assert (rc.initialize, rc.finalize, rc.thread_level, rc.irecv_bufsz) == (False, True, "single", 1)
+for pickle in MPI.pickle, pkl5.pickle:
+    pickle.__init__()
+    assert (pickle.PROTOCOL, pickle.THRESHOLD, pickle.dumps(1)[1]) == (3, 1024, 3)
+MPI.Init()
+with MPIPoolExecutor() as pool:
+    print("workers", pool.num_workers)
 """
 FINALIZED = """
 from mpi4py import MPI
@@ -133,6 +200,24 @@ def test_a_script_under_the_module(tmp_path: Path) -> None:
     assert run(tmp_path, HELLO, "-np", "2", sys.executable, "-m", "ronde.mpi") == "total 3 True\n"
 
 
+@pytest.mark.parametrize(
+    ("option", "shown"),
+    [("--version", r"mpi4py 4\.\d+\.\d+"), ("--mpi-std-version", r"MPI 4\.1"), ("--mpi-lib-version", "Ronde .+")],
+)
+def test_versions_are_shown(option: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([option])
+    assert ended.value.code == 0
+    assert re.fullmatch(shown + "\n", capsys.readouterr().out)
+
+
+def test_an_unknown_option_is_an_error_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--verison"])
+    assert ended.value.code == 2
+    assert "usage: python -m ronde.mpi" in capsys.readouterr().err
+
+
 def test_a_script_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beside_the_script.py").write_text("value = 7")
     (tmp_path / "script.py").write_text("from beside_the_script import value")
@@ -150,13 +235,22 @@ def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
     told = run(tmp_path, POOL, "-np", "3", sys.executable, "-m", "ronde.mpi.futures")
     assert told.splitlines() == [
         "squares [0, 1, 4, 9, 16] 2",
+        "without an end [0, 1, 4, 9, 16]",
         "raised no 3",
         "chained 14",
         "of the script True",
         "cannot be loaded TypeError",
         "no pickle of the initializer",
         "again 81",
+        "together 4 9 16",
+        "of another size: the workers serve another executor: shut that down first",
+        "in a statement [25]",
     ]
+
+
+def test_one_of_two_executors_that_begin_at_once_has_the_workers(tmp_path: Path) -> None:
+    told = run(tmp_path, AT_ONCE, "-np", "2", sys.executable, "-m", "ronde.mpi.futures")
+    assert told == "1 has the workers, 1 is told\n"
 
 
 @pytest.mark.parametrize("code", [0, 5])
@@ -186,3 +280,41 @@ def test_interfaces_of_c_say_what_to_do(tmp_path: Path) -> None:
 
 def test_calls_after_finalize_raise_errors_of_mpi(tmp_path: Path) -> None:
     assert run(tmp_path, FINALIZED, "-np", "1", "--mpi4py") == "finalized True\n"
+
+
+@pytest.mark.parametrize("end", ["", "MPI.Finalize()"])
+def test_attributes_of_comm_self_are_deleted_at_the_end_the_last_one_first(tmp_path: Path, end: str) -> None:
+    assert run(tmp_path, ENDS + end, "-np", "1", "--mpi4py") == "second False\nfirst False\n"
+
+
+def test_the_environment_variables_of_mpi4py_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RC_INITIALIZE": "no",
+        "RC_FINALIZE": "1",
+        "RC_THREAD_LEVEL": "Single",
+        "RC_IRECV_BUFSZ": "1",
+        "PICKLE_PROTOCOL": "3",
+        "PICKLE_THRESHOLD": "1024",
+        "FUTURES_MAX_WORKERS": "3",
+    }.items():
+        monkeypatch.setenv(f"MPI4PY_{name}", value)
+    assert run(tmp_path, SETTINGS, "-np", "1", "--mpi4py") == "workers 3\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"initialize": "yes"}, (True, True)),
+        ({"initialize": False}, (False, False)),
+        ({"finalize": "False"}, (True, False)),
+        ({"initialize": "no", "finalize": True}, (False, True)),
+    ],
+)
+def test_settings_may_be_words(settings: dict[str, object], found: tuple[bool, bool]) -> None:
+    rc = Rc(**settings)
+    assert (rc.initializes, rc.finalizes) == found
+
+
+def test_a_setting_without_a_meaning_is_an_error() -> None:
+    with pytest.raises(ValueError, match="initialize='maybe'"):
+        _ = Rc(initialize="maybe").finalizes
