@@ -204,7 +204,7 @@ class Host(ABC):
 
     @abstractmethod
     def signal_rank(self, rank: int, number: Signals) -> None:
-        """Send a signal to one rank and everything that it started, if it runs."""
+        """Send a signal to one rank and everything that it started; to the latter alone if the rank has ended."""
 
     @abstractmethod
     def want_output(self, stream: int, wanted: bool) -> None:
