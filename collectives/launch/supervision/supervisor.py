@@ -286,7 +286,7 @@ class _Supervisor(Listener):
 
     def _not_started(self, keys: Sequence[str], reason: str) -> StartError:
         """The error for hosts that do not start their ranks. `reason`: "" if their failures tell."""
-        failures = {key: Failure(reason) if reason else self._used[key].failure or Failure("") for key in keys}
+        failures = {key: self._late(key, reason) if reason else self._used[key].failure or Failure("") for key in keys}
         texts = [f"host {self._places[key].name}: {failure.text}" for key, failure in failures.items()]
         for key, failure in failures.items():
             if failure.lost:  # its ranks may have run already, though it did not say so
@@ -295,6 +295,11 @@ class _Supervisor(Listener):
                 texts = [failure.text]
         code = max(failure.exit_code for failure in failures.values())
         return StartError(texts[0] if len(texts) == 1 else "\n    ".join([f"{len(texts)} hosts", *texts]), code)
+
+    def _late(self, key: str, reason: str) -> Failure:
+        """The failure of a host that has not done what it was asked for in time: its login may ask for something."""
+        words = self._used[key].host.words if key in self._used else ""
+        return Failure(f"{reason}; it has printed: {words}" if words else reason)
 
     # Hosts
 
@@ -425,7 +430,7 @@ class _Supervisor(Listener):
                 used.done, used.until = None, _NEVER
                 self._on_ready(key, used.host)
             elif now >= used.until:
-                self._lose(key, Failure(used.late))
+                self._lose(key, self._late(key, used.late))
         for host, until in list(self._closing):
             host.tick()
             if host.closed or now >= until:
