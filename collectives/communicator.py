@@ -1475,6 +1475,13 @@ class Communicator(AsynchronousCalls):
         """The error that aborted the communicator; None while it is usable."""
         return self.transport.failure
 
+    @property
+    def departure(self) -> RondeError | None:
+        """The error of an asynchronous or named operation that could not run, since another rank had closed the
+        communicator or a split of it; None if there is none. It aborts nothing, but operations of all ranks cannot run
+        any more: the ranks that are left may `shrink` or `regroup`."""
+        return self._executor.abort_signal.departure
+
     def shrink(self, *, timeout: float | None = None) -> Communicator:
         """Make a new communicator of the ranks that are left after a failure. Collective among them.
 

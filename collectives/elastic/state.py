@@ -200,7 +200,7 @@ def recovering(*failures: type[Exception]) -> Callable[[Callable[..., T]], Calla
                 except ChangesPending:
                     state.save()  # all ranks are at the same point
                 except failures:
-                    if world().failure is None:
+                    if world().failure is None and world().departure is None:
                         raise
                     lost = True
                 if world().regroup() is None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from collectives.flight import FlightRecord
 from transports.base import Transport
-from transports.errors import ConnectError, DeadlineExceeded, ForkedError, PeerLost, RondeError
+from transports.errors import ClosedError, ConnectError, DeadlineExceeded, ForkedError, PeerLost, RondeError
 from transports.rendezvous import Causes
 from transports.store import Awaited, Store
 
@@ -35,6 +35,9 @@ class AbortSignal:
 
     Any thread may call its methods, except `wait`. They raise nothing, except `notify` and `wait`. In a forked child
     they send nothing.
+
+    departure  the error of a named operation that failed since another rank had closed, which aborts nothing; None if
+               there is none
     """
 
     def __init__(self, transport: Transport, flight: FlightRecord) -> None:
@@ -47,11 +50,17 @@ class AbortSignal:
         self._awaits_cause = False
         self._cause_came = False
         self._explain: ExplainTimeout | None = None
+        self.departure: RondeError | None = None
 
     @property
     def failure(self) -> RondeError | None:
         """The cause for which this rank has aborted; None while the transport works."""
         return self._transport.failure
+
+    def note_departure(self, error: BaseException) -> None:
+        """Keep the error of a named operation as `departure`, if it tells that another rank had closed."""
+        if isinstance(error, ClosedError) and error.peer is not None:
+            self.departure = error
 
     def explain_timeouts(self, explain: ExplainTimeout) -> None:
         """Let `explain` find the culprit of every DeadlineExceeded that `fail` is given."""

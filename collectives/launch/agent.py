@@ -260,6 +260,9 @@ class Agent(RankListener):
         if not self.trouble:
             self.trouble = trouble
             self.link.send("ending", trouble)
+            if self.link.silent and self._job is None:  # the launcher may have been stopped, and go on
+                with contextlib.suppress(OSError):
+                    sys.stderr.write(f"the launcher: {trouble}\n")
             self._escalation.begin(time.monotonic(), signal.SIGTERM)
 
     def _go_on_alone(self, reason: str) -> None:

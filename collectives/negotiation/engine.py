@@ -182,6 +182,7 @@ class Engine:
             raise self._closed_error()
         failure = self._refusal or self._transport.failure
         if failure is not None:
+            self._abort_signal.note_departure(failure)
             raise failure.within(f"submitting {operation.describe()}")
         self._in_flight.add(operation)
         try:
@@ -351,6 +352,7 @@ class Engine:
         if error is None:
             operation.work.set_result(result)
         else:
+            self._abort_signal.note_departure(error)
             operation.work.set_exception(error)
 
     def _fail_all(self, cause: RondeError) -> None:
@@ -359,4 +361,5 @@ class Engine:
             refusal = self._refusal = self._refusal or cause
             operations = self._in_flight.remove_all()
         for operation in operations:
+            self._abort_signal.note_departure(refusal)
             operation.work.set_exception(refusal.within(f"in {operation.describe()}"))

@@ -28,11 +28,14 @@ from ray.util.collective.types import (
 from collectives.config import Config
 from collectives.launch import GuestJob, Place, Seat, own_settings
 from collectives.startup import connect
-from transports.errors import DeadlineExceeded
+from transports.errors import DeadlineExceeded, RendezvousError
 from transports.rendezvous import join, open_store
+from transports.tls import Tls
 
 BACKEND: Final = "RONDE"
 POLL_SECONDS: Final = 0.02
+REACH_SECONDS: Final = 2.0
+"""Time for a store to answer; later rank 0 may have published another one."""
 _OPS: Final[Mapping[Any, Any]] = {
     ReduceOp.SUM: "sum",
     ReduceOp.PRODUCT: "prod",
@@ -69,7 +72,7 @@ class RondeGroup(BaseGroup):  # type: ignore[misc]  # Ray has no types
                     here = Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
                     internal_kv._internal_kv_put(key, pickle.dumps(job.seats([here] * world_size)), overwrite=True)
                     published.callback(internal_kv._internal_kv_del, key)
-                seat = _published(key, rank, group_name, deadline)
+                seat = serving_seat(key, rank, group_name, deadline, config.load_tls())
                 store = open_store(seat.job.store, seat.job.secret, deadline, tls=config.load_tls())
                 resources.callback(store.close)
                 group = join(rank, world_size, store, secret=seat.job.secret, deadline=deadline)
@@ -145,6 +148,21 @@ class RondeGroup(BaseGroup):  # type: ignore[misc]  # Ray has no types
 
     def recv(self, tensor: Sequence[Any], recv_options: RecvOptions) -> None:
         self._communicator.recv(_array(tensor), recv_options.src_rank)
+
+
+def serving_seat(key: bytes, rank: int, group_name: str, deadline: float, tls: Tls | None) -> Seat:
+    """The seat of this rank in a store that answers: a rank 0 that was killed has left one that does not, until the
+    next group of the name has another. Raises DeadlineExceeded, RendezvousError."""
+    while True:
+        seat = _published(key, rank, group_name, deadline)
+        until = min(deadline, time.monotonic() + REACH_SECONDS)
+        with contextlib.closing(open_store(seat.job.store, seat.job.secret, until, tls=tls)) as store:
+            try:
+                store.with_timeout(REACH_SECONDS).peek("reach")
+                return seat
+            except RendezvousError:
+                if until == deadline:
+                    raise
 
 
 def _published(key: bytes, rank: int, group_name: str, deadline: float) -> Seat:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 from collectives import Communicator
+from collectives.launch import GuestJob, Place
 from tests.worlds import world_of
+from transports.errors import RendezvousError
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ronde[ray]'")
 
+from frontends.ray import groups
 from frontends.ray.groups import RondeGroup
 from frontends.ray.placement import room_in
 
@@ -35,6 +41,22 @@ def group_of(comm: Communicator) -> RondeGroup:
     group = object.__new__(RondeGroup)
     group._world_size, group._rank, group._communicator = comm.size, comm.rank, comm
     return group
+
+
+def test_a_rank_0_that_was_killed_has_left_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others take the store of the next rank 0, though they read the old key first."""
+    table: dict[bytes, bytes] = {}
+    monkeypatch.setattr(groups.internal_kv, "_internal_kv_get", table.get)
+    place = Place("node", "127.0.0.1")
+    with GuestJob() as job:
+        table[b"key"] = pickle.dumps(job.seats([place] * 2))  # its store ends
+    with GuestJob() as job, ThreadPoolExecutor(1) as pool:
+        found = pool.submit(groups.serving_seat, b"key", 1, "name", time.monotonic() + 60, None)
+        seats = job.seats([place] * 2)
+        table[b"key"] = pickle.dumps(seats)
+        assert found.result(30).job == seats[1].job
+    with pytest.raises(RendezvousError, match="no connection"):
+        groups.serving_seat(b"key", 1, "name", time.monotonic() + 0.1, None)
 
 
 def test_parts_of_a_group_are_alike() -> None:

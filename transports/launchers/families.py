@@ -281,7 +281,7 @@ FAMILIES: Final = (
         RANK,
         lambda env: RANK in env or JOIN in env or (SIZE in env and "JOB_COMPLETION_INDEX" not in env),
         _read_ronde,
-        marks=(RANK, SIZE, JOIN),
+        marks=(RANK, SIZE, JOIN, NAME),
         alone=started_by_ours,
     ),
     Family(

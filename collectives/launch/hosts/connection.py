@@ -213,6 +213,8 @@ class Link:
             if not self._outgoing:  # the other end takes nothing: what it has not taken is a sign of life
                 self.send("beat")
         if self.closed is None and now >= self._silent_at:
+            self._read()  # this process may have been stopped itself: what has come since then is no silence
+        if self.closed is None and now >= self._silent_at:
             self.silent = True
             self.close(f"no sign of life for {self.limit:g} s")
 

@@ -180,6 +180,11 @@ class Host(ABC):
     def open(self) -> None:
         """Begin to reach the host. Raises OSError."""
 
+    @property
+    def words(self) -> str:
+        """The last lines that have come from the host in place of an answer, in short; '' if there are none."""
+        return ""
+
     def with_room(self, room: int) -> Host:
         """The host to call from now on, which can have so many ranks; to be called before each `start`. Raises
         ConfigError."""
@@ -204,7 +209,7 @@ class Host(ABC):
 
     @abstractmethod
     def signal_rank(self, rank: int, number: Signals) -> None:
-        """Send a signal to one rank and everything that it started, if it runs."""
+        """Send a signal to one rank and everything that it started; to the latter alone if the rank has ended."""
 
     @abstractmethod
     def want_output(self, stream: int, wanted: bool) -> None:

@@ -160,9 +160,8 @@ class DividedHost(Host):
         self._together.signal_ranks(number)
 
     def signal_rank(self, rank: int, number: signal.Signals) -> None:
-        for part in self._parts:
-            if rank in part.ranks:
-                part.host.signal_rank(rank, number)
+        for host in self._hosts():
+            host.signal_rank(rank, number)
 
     def give_up(self) -> None:
         self._together.give_up()

@@ -79,6 +79,12 @@ class RemoteHost(Host):
         self._link.send_bytes(self._connection.preamble)
         self._link.send("open", marker, self._limit, self._grace, self._lasting)
 
+    @property
+    def words(self) -> str:
+        if self.facts is not None or self._link is None:
+            return ""
+        return self._connection.words or _printable(self._link.skipped)
+
     def serve(self, secret: bytes, interface: str, hints: Sequence[str]) -> None:
         """Let the agent serve the store; see StoreKeeper.serve."""
         self._send("serve", self._shown(secret), interface, list(hints))
@@ -244,7 +250,7 @@ class RemoteHost(Host):
         assert self._link is not None
         end, words = self._connection.end, self._connection.words
         if self.facts is None:
-            return words or _printable(self._link.skipped) or f"{end or self._link.closed} and said nothing"
+            return self.words or f"{end or self._link.closed} and said nothing"
         reason = f"its agent has ended ({end})" if end and not self._link.silent else str(self._link.closed)
         return f"{reason}: {words}" if words else reason
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from collectives.launch.job.host_list import NamedHost, one_here, parse_file, parse_list, tasks_per_node
-from collectives.launch.processes import describe_status, signal_group
+from collectives.launch.processes import describe_status, signal_group, start_script
 from transports import launchers, names
 from transports.errors import ConfigError
 from transports.interfaces import canonical
@@ -70,8 +70,11 @@ def script(command: str, slots: int) -> Discovery:
         raise ConfigError(f"--host-discovery-script {command!r}: must be the path of an executable file")
 
     def find() -> Sequence[NamedHost]:
-        lines = [line.partition("#")[0].strip() for line in _output(words, where).splitlines()]
-        return _once([host for line in lines if line for host in _parsed(line, where, slots)], where)
+        hosts = []
+        for number, line in enumerate(_output(words, where).splitlines(), 1):
+            if named := line.partition("#")[0].strip():
+                hosts += _parsed(named, f"{where}, line {number} of its output", slots)
+        return _once(hosts, where)
 
     return Discovery(where, find)
 
@@ -143,15 +146,19 @@ def discovery_mark() -> frozenset[bytes]:
 
 def _output(command: Sequence[str], where: str) -> str:
     """The output of a command. Everything that it has started is ended if it takes too long."""
-    try:
-        process = subprocess.Popen(
-            command,
+
+    def start(words: Sequence[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             env={**os.environ, MARK: str(os.getpid())},
         )
+
+    try:
+        process = start_script(command, start)
     except OSError as error:
         raise DiscoveryError(f"{where}: cannot be started: {error.strerror}") from error
     with process:
@@ -221,7 +228,7 @@ def _take(descriptor: int, words: bytearray, *, to_end: bool) -> bool:
 
 def _parsed(word: str, where: str, slots: int) -> list[NamedHost]:
     try:
-        return parse_list(word, slots, where=f"{where}: {word}", least=0)
+        return parse_list(word, slots, where=where, least=0)
     except ConfigError as error:
         raise DiscoveryError(str(error)) from error
 

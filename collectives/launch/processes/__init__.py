@@ -26,6 +26,7 @@ from collectives.launch.processes.processes import (
     signal_process,
     signals_as_bytes,
     spawn,
+    start_script,
 )
 from collectives.launch.processes.rank_processes import RankProcesses
 
@@ -53,5 +54,6 @@ __all__ = [
     "signal_process",
     "signals_as_bytes",
     "spawn",
+    "start_script",
     "torch_address",
 ]

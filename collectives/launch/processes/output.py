@@ -191,14 +191,20 @@ class _Stream:
 
     def feed(self, data: bytes) -> None:
         """Pass complete lines on; b"" ends the last line."""
-        rest = data
-        while rest and self._file is not None:
-            rest = rest[self._file.write(rest) :]
+        if self._file is not None:
+            self._write(self._file, data)
         for line in self._splitter.feed(data) if data else self._splitter.finish():
             if self._sink is not None:
                 self._sink.put(self, _stamp() + self._prefix if self._stamped else self._prefix, line)
             if self._tail is not None:
                 self._tail.add(line)
+
+    def _write(self, file: io.FileIO, data: bytes) -> None:
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError as error:  # the system does not name the file
+            raise OSError(error.errno, error.strerror, str(file.name)) from error
 
 
 class Relay:

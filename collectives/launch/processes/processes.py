@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import selectors
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_BEGINNING: Final = 256
+"""Bytes of a file that tell a text from a program."""
 _DEFAULTS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE", "SIGCHLD", "SIGXFSZ", "SIGUSR1", "SIGUSR2")
 
 
@@ -71,15 +77,36 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], stdin: int, st
 
     Raises OSError if it cannot be started (not found, not executable, too many processes).
     """
-    return os.posix_spawnp(
-        command[0],
-        list(command),
-        dict(environment),
-        file_actions=[(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate((stdin, stdout, stderr))],
-        setsid=True,
-        setsigmask=[],
-        setsigdef=[getattr(signal, name) for name in _DEFAULTS],
-    )
+
+    def start(words: Sequence[str]) -> int:
+        return os.posix_spawnp(
+            words[0],
+            list(words),
+            dict(environment),
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate((stdin, stdout, stderr))],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[getattr(signal, name) for name in _DEFAULTS],
+        )
+
+    return start_script(command, start)
+
+
+def start_script(command: Sequence[str], start: Callable[[Sequence[str]], T]) -> T:
+    """Start a command; by sh if it is a script without '#!', as shells and execvp(3) do it. Raises the OSError of
+    `start`."""
+    try:
+        return start(command)
+    except OSError as error:
+        path = shutil.which(command[0]) if error.errno == errno.ENOEXEC else None
+        if path is None or b"\0" in _beginning(path):  # a program of another machine
+            raise
+        return start(["/bin/sh", path, *command[1:]])
+
+
+def _beginning(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(_BEGINNING)
 
 
 def signal_group(group: int, number: int) -> bool:

@@ -11,7 +11,7 @@ import errno
 import os
 import selectors
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,6 +100,7 @@ class Reaper:
 class RankProcess:
     """The process of a rank, and its process group of the same number.
 
+    marks         the variables by which processes are known that it has started; empty if it has none
     status        its status as of `os.waitstatus_to_exitcode`; None while it runs
     group_exists  True while processes of its group may be left
     last_signal   the last signal that the launcher sent it while it ran; 0 if none
@@ -107,6 +108,7 @@ class RankProcess:
 
     rank: int
     pid: int
+    marks: frozenset[bytes] = frozenset()
     status: int | None = None
     group_exists: bool = True
     last_signal: int = 0
@@ -119,7 +121,6 @@ class RankProcesses:
         self._reaper = Reaper()
         self._guardian = guardian
         self._by_pid: dict[int, RankProcess] = {}
-        self._kinds: set[frozenset[bytes]] = set()
         self._strays: set[int] = set()
 
     def __iter__(self) -> Iterator[RankProcess]:
@@ -137,11 +138,11 @@ class RankProcesses:
         be started."""
         pid = spawn(command, environment, *descriptors)
         self._guardian.add(pid)
+        marks: frozenset[bytes] = frozenset()
         if environment.get(_MARKS[0]):
-            kind = frozenset(os.fsencode(f"{name}={environment[name]}") for name in _MARKS if name in environment)
-            self._kinds.add(kind)
-            self._guardian.mark(kind)
-        self._by_pid[pid] = RankProcess(rank, pid)
+            marks = frozenset(os.fsencode(f"{name}={environment[name]}") for name in _MARKS if name in environment)
+            self._guardian.mark(marks)
+        self._by_pid[pid] = RankProcess(rank, pid, marks)
         self._reaper.add(pid)
         return pid
 
@@ -155,28 +156,25 @@ class RankProcesses:
             if process.group_exists and process.status is not None:
                 self._reaper.collect_orphans(process.pid)
                 self._check_group(process)
-        if self._by_pid and all(process.status is not None for process in self):
+        if self._strays or (self._by_pid and all(process.status is not None for process in self)):
             self._find_strays()
         return ended
 
     def signal_groups(self, number: signal.Signals) -> None:
         """Send a signal to all ranks and everything that they started."""
         for process in self:
-            if process.group_exists:
-                signal_group(process.pid, number)
-                if process.status is None:
-                    process.last_signal = number
-                else:
-                    self._check_group(process)
+            self._signal(process, number)
         for stray in self._strays:
             signal_process(stray, number)
 
     def signal_group(self, rank: int, number: signal.Signals) -> None:
-        """Send a signal to a rank and everything that it started, while it runs."""
-        for process in self:
-            if process.rank == rank and process.status is None:
-                signal_group(process.pid, number)
-                process.last_signal = number
+        """Send a signal to a rank and everything that it started; to the latter alone if the rank has ended."""
+        for process in [process for process in self if process.rank == rank]:
+            self._signal(process, number)
+            strays = self._strays_of([process])
+            for stray in strays:
+                signal_process(stray, number)
+            self._strays |= strays  # to be collected
 
     def signal_ranks(self, number: signal.Signals) -> None:
         """Send a signal to the processes of the ranks alone, while they run."""
@@ -211,7 +209,20 @@ class RankProcesses:
         """Look for processes that have left the groups of their ranks. Those that have ended are collected."""
         for stray in self._strays:
             self._reaper.collect_stray(stray)
-        self._strays = {pid for pid in marked(self._kinds) if group_of(pid) not in self._by_pid}
+        self._strays = self._strays_of(self)
+
+    def _strays_of(self, processes: Iterable[RankProcess]) -> set[int]:
+        found = marked({process.marks for process in processes if process.marks})
+        return {pid for pid in found if group_of(pid) not in self._by_pid}
+
+    def _signal(self, process: RankProcess, number: signal.Signals) -> None:
+        """Send a signal to the group of a process."""
+        if process.group_exists:
+            signal_group(process.pid, number)
+            if process.status is None:
+                process.last_signal = number
+            else:
+                self._check_group(process)
 
     def _check_group(self, process: RankProcess) -> None:
         """Forget the group of an ended process once it is empty: the system may use its number again."""

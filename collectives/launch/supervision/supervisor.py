@@ -151,6 +151,7 @@ class _Supervisor(Listener):
         self._interrupted = False
         self._escalation = Escalation(job.grace)
         self._time_limit_at = self._stop_at = _NEVER
+        self._remains: dict[int, float] = {}  # failed ranks: when the processes that they have left behind are killed
         self._busy = True  # the plan has just decided something, to which it may get an answer at once
 
     # Run
@@ -206,7 +207,7 @@ class _Supervisor(Listener):
         """Handle the next events."""
         wakes = [min(used.host.wake_at, used.until) for used in self._used.values()]
         wakes += [0.0 if host.closed else min(until, host.wake_at) for host, until in self._closing]
-        wakes += [until, self._time_limit_at, self._escalation.wake_at]
+        wakes += [until, self._time_limit_at, self._escalation.wake_at, *self._remains.values()]
         if self._code is None:
             wakes.append(0.0 if self._busy else self._plan.wake_at)
         until = min(wakes)
@@ -219,6 +220,9 @@ class _Supervisor(Listener):
         if time.monotonic() >= self._time_limit_at:
             self._time_limit_at = _NEVER
             self.end(TIMED_OUT, f"timed out after {self._job.time_limit:g} s")
+        for rank in [rank for rank, kill_at in self._remains.items() if time.monotonic() >= kill_at]:
+            del self._remains[rank]
+            self._signal(self._ranks[rank], signal.SIGKILL)
         self._busy = self._code is None and self._decide()
         self._escalation.apply(self._together)
 
@@ -262,9 +266,7 @@ class _Supervisor(Listener):
                 self._expect_output(self._places[key], [number])
                 self._start(key, [number], number + 1, slot)
             case scaling.Send(number, kill):
-                used = self._used.get(self._ranks[number].host)
-                if used is not None:
-                    used.host.signal_rank(number, signal.SIGKILL if kill else signal.SIGTERM)
+                self._signal(self._ranks[number], signal.SIGKILL if kill else signal.SIGTERM)
             case scaling.Close(key):
                 self.relay.print(f"ronde: host {key} is not used any more")
                 self._retire(key)
@@ -284,7 +286,7 @@ class _Supervisor(Listener):
 
     def _not_started(self, keys: Sequence[str], reason: str) -> StartError:
         """The error for hosts that do not start their ranks. `reason`: "" if their failures tell."""
-        failures = {key: Failure(reason) if reason else self._used[key].failure or Failure("") for key in keys}
+        failures = {key: self._late(key, reason) if reason else self._used[key].failure or Failure("") for key in keys}
         texts = [f"host {self._places[key].name}: {failure.text}" for key, failure in failures.items()]
         for key, failure in failures.items():
             if failure.lost:  # its ranks may have run already, though it did not say so
@@ -293,6 +295,11 @@ class _Supervisor(Listener):
                 texts = [failure.text]
         code = max(failure.exit_code for failure in failures.values())
         return StartError(texts[0] if len(texts) == 1 else "\n    ".join([f"{len(texts)} hosts", *texts]), code)
+
+    def _late(self, key: str, reason: str) -> Failure:
+        """The failure of a host that has not done what it was asked for in time: its login may ask for something."""
+        words = self._used[key].host.words if key in self._used else ""
+        return Failure(f"{reason}; it has printed: {words}" if words else reason)
 
     # Hosts
 
@@ -423,7 +430,7 @@ class _Supervisor(Listener):
                 used.done, used.until = None, _NEVER
                 self._on_ready(key, used.host)
             elif now >= used.until:
-                self._lose(key, Failure(used.late))
+                self._lose(key, self._late(key, used.late))
         for host, until in list(self._closing):
             host.tick()
             if host.closed or now >= until:
@@ -489,6 +496,7 @@ class _Supervisor(Listener):
         ended.status, ended.last_signal = status, last_signal
         if status:
             self._fail(ended, f"{ended.describe()}, pid {ended.pid}")
+            self._end_remains(ended)
         else:
             self._give_up(ended)
         self._plan.ended(rank, status, time.monotonic())
@@ -506,6 +514,20 @@ class _Supervisor(Listener):
             self._failed.append(rank.rank)
         if self._code is None and not rank.lost:
             self.relay.print(f"ronde: process {rank.rank}{'' if wanted else ' failed'}: {text}")
+
+    def _end_remains(self, rank: Rank) -> None:
+        """End the processes that a failed rank has left behind, where the job goes on: they would keep memory and ports
+        that other ranks need."""
+        if self._code is None and (self._elastic is not None or self._job.keep_going):
+            if not rank.last_signal:  # otherwise they have got it
+                self._signal(rank, signal.SIGTERM)
+            self._remains[rank.rank] = time.monotonic() + self._job.grace
+
+    def _signal(self, rank: Rank, number: signal.Signals) -> None:
+        """Signal a rank and what it has started, if its host is in use."""
+        for used in self._used.values():
+            if rank in used.ranks:
+                used.host.signal_rank(rank.rank, number)
 
     def _give_up(self, rank: Rank) -> None:
         """Let the ranks that wait in the store for one that has ended know, while the job goes on."""

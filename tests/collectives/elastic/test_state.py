@@ -234,6 +234,37 @@ def test_run_goes_on_without_a_refused_rank() -> None:
     assert sorted(resets) == [0, 2]
 
 
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_run_goes_on_without_a_rank_that_has_closed(leaver: int) -> None:
+    """As a process does that ends by sys.exit. Nothing has failed then but the operations that need it."""
+
+    class LeftError(Exception):
+        pass
+
+    @run
+    def train(state: Any) -> tuple[int, int]:
+        comm = ronde.world()
+        comm.barrier_async(name="begin").wait(SECONDS)
+        while state.step < 5:
+            if comm.size == 3 and state.step == 2 and comm.rank == leaver:
+                raise LeftError
+            comm.allreduce_async(np.ones(3), name="gradient").wait(SECONDS)
+            state.step += 1
+            state.save()
+        return comm.size, state.step
+
+    def rank(comm: Communicator) -> Any:
+        try:
+            return train(State(step=0))
+        except LeftError:
+            comm.close()
+            return None
+
+    with world_of("local", 3) as world:
+        found = world.run(rank)
+    assert found == [None if rank == leaver else (2, 5) for rank in range(3)]
+
+
 def test_errors_of_the_function_are_raised_while_the_world_is_intact() -> None:
     @run
     def train(state: Any) -> None:

@@ -52,6 +52,8 @@ def family_of(
         (SLURM, {"PMI_RANK": "0", "PMI_SIZE": "1"}, "slurm"),
         (MPICH, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, "mpich"),
         ({**RONDE_RANK, "RONDE_SIZE": "2", "RONDE_RANK": "1"}, TORCHRUN, "ronde"),
+        (RONDE_RANK | OURS_FOR_TORCH, {"RONDE_RANK": "0", "RONDE_SIZE": "1"}, "ronde"),  # left in a shell
+        (RONDE_RANK | OURS_FOR_TORCH, {**RONDE_RANK, "RONDE_JOB": "i"}, "ronde"),
     ],
 )
 def test_l4_innermost_by_theancestors(

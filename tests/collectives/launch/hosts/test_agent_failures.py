@@ -78,7 +78,9 @@ def test_a_login_that_is_refused_by_its_shell(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_host_that_does_not_answer(tmp_path: Path) -> None:
     code, err = attempt(tmp_path, "-H", "h1,h2", "--start-timeout", "6", before="[ $host = h2 ] && sleep 1000")
-    assert (code, err) == (1, "ronde run: host h2: was not reached within 6 s\n")
+    assert code == 1
+    assert err.startswith("ronde run: host h2: was not reached within 6 s")
+    assert "an rc file that talks" in err, "a login may have asked for something"
 
 
 @pytest.mark.processes
@@ -237,7 +239,7 @@ def test_the_launcher_falls_silent(tmp_path: Path) -> None:
         code, _, err = launcher.finish()
         assert agents.all_ended(within=BOUND)
     assert code == 255
-    assert re.match(r"ronde: host h[12] was lost: ", err.decode())
+    assert re.search(r"(?m)^ronde: host h[12] was lost: .*the launcher: no sign of life for 1 s", err.decode())
 
 
 @pytest.mark.processes

@@ -103,6 +103,16 @@ def test_signs_of_life_keep_a_link_up_and_silence_closes_it() -> None:
         assert links.a.closed == "no sign of life for 0.2 s"
 
 
+def test_a_process_that_was_stopped_itself_has_heard_no_silence() -> None:
+    with pair(limit=0.1) as links:
+        links.b.send("beat")
+        links.b.send("last", 1)
+        time.sleep(0.15)  # nothing is read meanwhile
+        links.a.tick()
+        assert links.a.closed is None
+        assert links.got[0] == [["last", 1]]
+
+
 def test_what_was_sent_before_the_end_arrives() -> None:
     with pair() as links:
         links.b.send("last", 1)

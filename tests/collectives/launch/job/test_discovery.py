@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -48,6 +49,18 @@ def test_a_script_with_arguments_that_names_no_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_script_without_an_interpreter_is_run_by_sh(tmp_path: Path) -> None:
+    """As horovodrun's shell does it. A program of another machine is refused as before."""
+    path = tmp_path / "script"
+    path.write_text('echo "$1:4"\n')
+    path.chmod(0o755)
+    assert slots(discovery.script(f"{path} 'h1'", 1)) == {"h1": 4}
+    path.write_bytes(b"echo h1\0")
+    with pytest.raises(DiscoveryError, match=re.escape(str(path))):
+        discovery.script(str(path), 1).find()
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -56,6 +69,7 @@ def test_a_script_with_arguments_that_names_no_host(tmp_path: Path) -> None:
         ("echo h1:none", "'none' slots: must be an integer"),
         ("echo h1; echo h1:2", "names host 'h1' twice"),
         ("echo 'h 1'", "must be NAME"),
+        (r"echo; printf 'h1\033[2J'", r"line 2 of its output: 'h1\x1b[2J': must be NAME"),
     ],
 )
 def test_a_script_that_fails(tmp_path: Path, text: str, complaint: str) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.launch.processes.output import FULL, MAX_LINE, LineSplitter, Sink, Tail
+from collectives.launch.processes.output import FULL, MAX_LINE, STDOUT, LineSplitter, Relay, Sink, Tail
 from collectives.launch.processes.processes import describe_status, exit_code
 from collectives.launch.processes.rank_processes import Reaper
 
@@ -113,6 +116,19 @@ def test_the_tail_holds_the_last_lines() -> None:
     assert lines[-2] == "29"
     assert lines[-1].startswith("\ufffdxxx")
     assert len(lines[-1]) < 2100
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "stdout").symlink_to("/dev/full")
+    with selectors.DefaultSelector() as selector, contextlib.closing(Relay(selector, lambda *_: None)) as relay:
+        relay.open()
+        relay.add(0, b"", Tail(), tmp_path, shown=False)
+        relay.feed(0, STDOUT, b"text")
+        assert relay.ending is not None
+        code, reason = relay.ending
+    assert code == 1
+    assert str(tmp_path / "stdout") in reason
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,30 @@ def test_l6_also_in_an_elastic_job_and_when_the_launcher_is_killed(tmp_path: Pat
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("options", "ending"), [(["--keep-going"], "os._exit(3)"), (["--min-np", "1"], "os.kill(os.getpid(), 9)")]
+)
+def test_what_a_failed_rank_has_left_behind_is_ended_while_the_job_goes_on(
+    tmp_path: Path, options: list[str], ending: str
+) -> None:
+    """Also what ignores SIGTERM, and what has left its group."""
+    word, go = f"{tmp_path.name} child", tmp_path / "go"
+    code = (
+        f"{STRAY}\nif os.environ.get('RONDE_RANK') == '1':\n"
+        f"    os.environ['STRAY'] = {word!r}\n"
+        f"    subprocess.Popen(['sleep', '1000'])\n"
+        f"    stray(True)\n    print('started', flush=True)\n    {ending}\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.05)"
+    )
+    with running("run", "-np", "2", "--grace", "0.2", *options, sys.executable, "-c", code) as job:
+        job.read_words("started", 1)
+        assert_none_is_left(word)
+        assert job.process.poll() is None
+        go.touch()
+        assert job.finish()[0] == 0
+
+
+@pytest.mark.processes
 def test_l6_a_process_that_is_to_outlive_the_job(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys\nos.environ.pop('RONDE_JOB')\n"
