@@ -51,7 +51,9 @@ from collectives.arrays.views import (
     can_be_sent,
     casts,
     check_dtype,
+    check_sign,
     flat,
+    no_memory,
     type_name,
 )
 
@@ -83,6 +85,7 @@ __all__ = [
     "casts",
     "check_dtype",
     "check_op",
+    "check_sign",
     "compiled_averaging",
     "compiled_kernel",
     "compiled_scaling",
@@ -92,6 +95,7 @@ __all__ = [
     "kernel",
     "kernel_loop",
     "named_dtype",
+    "no_memory",
     "one_element",
     "real_dtype",
     "rest",

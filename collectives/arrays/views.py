@@ -22,7 +22,8 @@ def as_numpy(x: Any, name: str = "x", *, records: bool = False) -> Array:
     name   the argument's name, for errors
     records   allow every dtype, for a caller that checks it
 
-    Raises TypeError for any other object, for a masked array, and for a dtype that cannot be communicated.
+    Raises TypeError for any other object, for a masked array, for a negated view of a tensor, and for a dtype that
+    cannot be communicated; ValueError for a tensor whose memory was freed.
     """
     if type(x) is np.ndarray:
         array = x
@@ -34,10 +35,13 @@ def as_numpy(x: Any, name: str = "x", *, records: bool = False) -> Array:
     elif isinstance(x, (np.generic, bool, int, float, complex)):
         array = np.asarray(x)
     elif hasattr(x, "__dlpack__"):
+        check_sign(x, name)
         try:
             array = np.from_dlpack(x)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TypeError(f"{name}: NumPy cannot view this {type_name(x)}: {error}") from error
+        if array.size and array.flags.owndata:  # NumPy makes memory of its own where it is given none
+            raise ValueError(f"{name}: {no_memory(array.size)}")
     elif hasattr(x, "__array_interface__"):
         array = np.asarray(x)
     else:
@@ -46,6 +50,19 @@ def as_numpy(x: Any, name: str = "x", *, records: bool = False) -> Array:
     if not records:
         check_dtype(array.dtype, name)
     return array
+
+
+def check_sign(x: Any, name: str) -> None:
+    """Raise TypeError for a tensor of PyTorch that is a negated view: its memory, which DLPack exports, has the other
+    signs."""
+    is_negated = getattr(x, "is_neg", None)
+    if is_negated is not None and is_negated():
+        raise TypeError(f"{name}: is a negated view; give {name}.resolve_neg()")
+
+
+def no_memory(count: int) -> str:
+    """The text of an error for an array of so many elements that has no memory."""
+    return f"has {count} elements, but no memory: it was freed, or is not made yet"
 
 
 def can_be_sent(dtype: np.dtype[Any]) -> bool:

@@ -90,3 +90,17 @@ def test_sequences_get_a_hint(value: Any) -> None:
 def test_other_objects_get_no_hint() -> None:
     with pytest.raises(TypeError, match=r"x='text': .*array.* not str$"):
         as_numpy("text")
+
+
+def test_a_tensor_whose_memory_has_other_values_is_refused() -> None:
+    """DLPack exports the memory of a negated view without a word on the signs, and none for a tensor that was freed."""
+    torch = pytest.importorskip("torch")
+    negated = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    with pytest.raises(TypeError, match=r"x: .*x\.resolve_neg\(\)"):
+        as_numpy(negated)
+    assert as_numpy(negated.resolve_neg()).tolist() == [-2.0, 4.0]
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="out: has 4 elements, .*no memory"):
+        as_numpy(freed, "out")
+    assert as_numpy(torch.ones(0)).size == 0
