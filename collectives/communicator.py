@@ -1197,7 +1197,10 @@ class Communicator(AsynchronousCalls):
         Raises on all ranks, and the communicator stays usable: MismatchError if they ask for different sizes,
         RendezvousError if there is no room; with a name also the errors of named calls.
         """
-        kind = named_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+        try:
+            kind = named_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+        except TypeError as error:
+            raise TypeError(f"dtype={dtype!r}: must be a dtype: {error}") from error
         check_dtype(kind, "dtype")
         lengths = shape_of(shape)
         if (nbytes := kind.itemsize * math.prod(lengths)) > _MOST_BYTES // self.size:
