@@ -204,7 +204,7 @@ def test_a_tensor_whose_memory_has_other_values_is_refused() -> None:
             comm.allreduce(Negated(x))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cupy, "from_dlpack", lambda _: freed)
-            with pytest.raises(ValueError, match="x: has 3 elements, .*no memory"):
+            with pytest.raises(ValueError, match=r"x: has 3 elements, .*no memory"):
                 comm.allreduce(DlpackTensor(x))
         same(host(comm.allreduce(DlpackTensor(x))), np.ones(3))
 

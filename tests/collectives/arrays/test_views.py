@@ -101,6 +101,6 @@ def test_a_tensor_whose_memory_has_other_values_is_refused() -> None:
     assert as_numpy(negated.resolve_neg()).tolist() == [-2.0, 4.0]
     freed = torch.ones(4)
     freed.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match="out: has 4 elements, .*no memory"):
+    with pytest.raises(ValueError, match=r"out: has 4 elements, .*no memory"):
         as_numpy(freed, "out")
     assert as_numpy(torch.ones(0)).size == 0
