@@ -103,7 +103,8 @@ class Communicator(AsynchronousCalls):
         NumPy arrays, and arrays of any library on the CPU that supports DLPack or the array interface; arrays on CUDA
         GPUs. Of any shape (also empty, 0-d, non-contiguous, read-only inputs) and of dtype bool, integer, float,
         complex or bfloat16. Python numbers and NumPy scalars are taken as 0-d arrays. A result is of the same kind of
-        array as `x`; that of a number is a NumPy scalar.
+        array as `x` if its library has `from_dlpack`, as PyTorch and JAX have, else a NumPy array; that of a number is
+        a NumPy scalar.
 
     Order
         The collectives of one communicator run in the order of the calls, one at a time, also the asynchronous ones.

@@ -53,7 +53,9 @@ from collectives.arrays.views import (
     check_dtype,
     check_sign,
     flat,
+    maker_of,
     no_memory,
+    packages_of,
     type_name,
 )
 
@@ -94,9 +96,11 @@ __all__ = [
     "is_small_float",
     "kernel",
     "kernel_loop",
+    "maker_of",
     "named_dtype",
     "no_memory",
     "one_element",
+    "packages_of",
     "real_dtype",
     "rest",
     "scale",

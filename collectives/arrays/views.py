@@ -6,6 +6,7 @@ Views share the caller's memory. Only an array that is not C-contiguous is copie
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -163,9 +164,23 @@ def like(result: Array, original: Any) -> Any:
         return result
     if isinstance(original, (np.generic, bool, int, float, complex)):
         return result[()] if result.ndim == 0 else result
-    module = sys.modules.get(type(original).__module__.partition(".")[0])
-    convert = getattr(module, "from_dlpack", None)
+    convert = maker_of(original)
     return result if convert is None else convert(result)
+
+
+def packages_of(array: Any) -> list[str]:
+    """The top packages of an array's class and of its base classes: a subclass may be of any package."""
+    return [kind.__module__.partition(".")[0] for kind in type(array).__mro__]
+
+
+def maker_of(array: Any) -> Callable[[Any], Any] | None:
+    """`from_dlpack` of an array's library, or None: that of its array namespace (array API standard), or of the package
+    of its class or of a base class."""
+    namespace = getattr(array, "__array_namespace__", None)
+    packages = [sys.modules.get(name) for name in packages_of(array)]
+    places = packages if namespace is None else [namespace(), *packages]
+    makers = (getattr(place, "from_dlpack", None) for place in places)
+    return next((maker for maker in makers if maker is not None), None)
 
 
 def type_name(x: Any) -> str:

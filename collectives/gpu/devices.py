@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.arrays import Array, check_dtype, check_sign, no_memory, type_name
+from collectives.arrays import Array, check_dtype, check_sign, maker_of, no_memory, packages_of, type_name
 from transports.base import FIRST_SLICE, LAST_SLICE
 from transports.errors import ConfigError, DeadlineExceeded
 
@@ -95,7 +95,7 @@ class Cuda:
         device = self._device(x)
         if stream is not None:
             return DeviceStream(self, device, self._stream(_handle(stream), stream))
-        torch = sys.modules.get("torch") if type(x).__module__.partition(".")[0] == "torch" else None
+        torch = sys.modules.get("torch") if "torch" in packages_of(x) else None
         if torch is not None:
             current = torch.cuda.current_stream(device)
             return DeviceStream(self, device, self._stream(int(current.cuda_stream), current))
@@ -193,8 +193,7 @@ class Cuda:
             return type(array)(self.like(one, original) for one in array)
         if isinstance(original, self.module.ndarray) or not isinstance(array, self.module.ndarray):
             return array
-        module = sys.modules.get(type(original).__module__.partition(".")[0])
-        convert = getattr(module, "from_dlpack", None)
+        convert = maker_of(original)
         return array if convert is None else convert(array)
 
     def _device(self, x: Any) -> int:
