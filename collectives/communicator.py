@@ -1302,6 +1302,7 @@ class Communicator(AsynchronousCalls):
         are served already, or for a communicator made by `split`; OSError if the port is not free.
         """
         self._check_process()
+        self._messages.check_open()
         if not isinstance(port, int) or isinstance(port, bool) or not isinstance(host, str):
             raise TypeError(f"port={port!r}, host={host!r}: must be an int and a str")
         if not 0 <= port < 1 << 16:
@@ -1337,6 +1338,7 @@ class Communicator(AsynchronousCalls):
         by `split`; OSError on this rank alone if the file cannot be written. The communicator stays usable.
         """
         self._check_process()
+        self._messages.check_open()
         if self._context:
             raise ValueError("start_timeline: must be called on the world communicator; its splits are included")
         recorder = self._family.recorder
@@ -1528,6 +1530,7 @@ class Communicator(AsynchronousCalls):
         """
         if self._context != 0:
             raise RuntimeError("changes_pending: made by split; ask the communicator that it was split from")
+        self._messages.check_open()
         try:
             return self._family.fence.passed(self._config.timeout)
         except RondeError as error:

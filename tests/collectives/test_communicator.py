@@ -715,7 +715,7 @@ def test_a_rank_that_does_not_come_ends_the_wait_of_the_others() -> None:
         world.run(body)
 
 
-def test_after_close_every_call_says_so() -> None:
+def test_after_close_every_call_says_so(tmp_path: Path) -> None:
     with world_of("local", 2) as world:
         world.run(lambda comm: comm.close())
 
@@ -727,8 +727,15 @@ def test_after_close_every_call_says_so() -> None:
                 comm.allreduce_async(1)
             with pytest.raises(ClosedError):
                 comm.send(1, 0)
+            with pytest.raises(ClosedError):
+                comm.changes_pending()
+            with pytest.raises(ClosedError):  # nothing would end what these begin
+                comm.serve_metrics()
+            with pytest.raises(ClosedError):
+                comm.start_timeline(tmp_path / "late.json")
 
         world.run(body)
+        assert not list(tmp_path.iterdir())
 
 
 # ---- the written face
