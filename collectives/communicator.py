@@ -103,7 +103,8 @@ class Communicator(AsynchronousCalls):
         NumPy arrays, and arrays of any library on the CPU that supports DLPack or the array interface; arrays on CUDA
         GPUs. Of any shape (also empty, 0-d, non-contiguous, read-only inputs) and of dtype bool, integer, float,
         complex or bfloat16. Python numbers and NumPy scalars are taken as 0-d arrays. A result is of the same kind of
-        array as `x`; that of a number is a NumPy scalar.
+        array as `x` if its library has `from_dlpack`, as PyTorch and JAX have, else a NumPy array; that of a number is
+        a NumPy scalar.
 
     Order
         The collectives of one communicator run in the order of the calls, one at a time, also the asynchronous ones.
@@ -1197,7 +1198,10 @@ class Communicator(AsynchronousCalls):
         Raises on all ranks, and the communicator stays usable: MismatchError if they ask for different sizes,
         RendezvousError if there is no room; with a name also the errors of named calls.
         """
-        kind = named_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+        try:
+            kind = named_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+        except TypeError as error:
+            raise TypeError(f"dtype={dtype!r}: must be a dtype: {error}") from error
         check_dtype(kind, "dtype")
         lengths = shape_of(shape)
         if (nbytes := kind.itemsize * math.prod(lengths)) > _MOST_BYTES // self.size:
@@ -1298,6 +1302,7 @@ class Communicator(AsynchronousCalls):
         are served already, or for a communicator made by `split`; OSError if the port is not free.
         """
         self._check_process()
+        self._messages.check_open()
         if not isinstance(port, int) or isinstance(port, bool) or not isinstance(host, str):
             raise TypeError(f"port={port!r}, host={host!r}: must be an int and a str")
         if not 0 <= port < 1 << 16:
@@ -1333,6 +1338,7 @@ class Communicator(AsynchronousCalls):
         by `split`; OSError on this rank alone if the file cannot be written. The communicator stays usable.
         """
         self._check_process()
+        self._messages.check_open()
         if self._context:
             raise ValueError("start_timeline: must be called on the world communicator; its splits are included")
         recorder = self._family.recorder
@@ -1531,6 +1537,7 @@ class Communicator(AsynchronousCalls):
         """
         if self._context != 0:
             raise RuntimeError("changes_pending: made by split; ask the communicator that it was split from")
+        self._messages.check_open()
         try:
             return self._family.fence.passed(self._config.timeout)
         except RondeError as error:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.arrays import Array, check_dtype, type_name
+from collectives.arrays import Array, check_dtype, check_sign, maker_of, no_memory, packages_of, type_name
 from transports.base import FIRST_SLICE, LAST_SLICE
 from transports.errors import ConfigError, DeadlineExceeded
 
@@ -95,7 +95,7 @@ class Cuda:
         device = self._device(x)
         if stream is not None:
             return DeviceStream(self, device, self._stream(_handle(stream), stream))
-        torch = sys.modules.get("torch") if type(x).__module__.partition(".")[0] == "torch" else None
+        torch = sys.modules.get("torch") if "torch" in packages_of(x) else None
         if torch is not None:
             current = torch.cuda.current_stream(device)
             return DeviceStream(self, device, self._stream(int(current.cuda_stream), current))
@@ -136,17 +136,20 @@ class Cuda:
         return DeviceStream(self, device, self.module.cuda.get_current_stream(device))
 
     def array(self, x: Any, name: str = "x") -> Any:
-        """A CuPy array that shares the memory of `x`. Raises TypeError if CuPy cannot view it, and for a dtype that
-        cannot be communicated."""
+        """A CuPy array that shares the memory of `x`. Raises TypeError if CuPy cannot view it, for a negated view of
+        a tensor, and for a dtype that cannot be communicated; ValueError for a tensor whose memory was freed."""
         if isinstance(x, self.module.ndarray):
             array = x
         elif not is_device_array(x):
             raise TypeError(f"{name}: must be on a GPU, as the other arguments are; it is a {type_name(x)}")
         else:
+            check_sign(x, name)
             try:
                 array = self.module.from_dlpack(x) if hasattr(x, "__dlpack__") else self.module.asarray(x)
             except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
                 raise TypeError(f"{name}: a {type_name(x)} that CuPy cannot view: {error}") from error
+            if array.size and not array.data.ptr:
+                raise ValueError(f"{name}: {no_memory(array.size)}")
         check_dtype(array.dtype, name)
         return array
 
@@ -190,8 +193,7 @@ class Cuda:
             return type(array)(self.like(one, original) for one in array)
         if isinstance(original, self.module.ndarray) or not isinstance(array, self.module.ndarray):
             return array
-        module = sys.modules.get(type(original).__module__.partition(".")[0])
-        convert = getattr(module, "from_dlpack", None)
+        convert = maker_of(original)
         return array if convert is None else convert(array)
 
     def _device(self, x: Any) -> int:

@@ -393,6 +393,20 @@ def settle(keeper: int, books: int, pages: int) -> int:
     return 0
 
 
+@compiled
+def used_pages(keeper: int) -> int:
+    """The number of pages of the arrays in all arenas."""
+    lock(keeper)
+    books = field(keeper, at.PRESENT)
+    pages = field(books, at.USED) if books != 0 else 0
+    books = field(keeper, at.FORMER)
+    while books != 0:
+        pages += field(books, at.USED)
+        books = field(books, at.NEXT)
+    unlock(keeper)
+    return pages
+
+
 FUNCTIONS: Final[dict[str, tuple[Any, int]]] = {
     "malloc": (malloc, 2),
     "calloc": (calloc, 3),
@@ -400,6 +414,7 @@ FUNCTIONS: Final[dict[str, tuple[Any, int]]] = {
     "free": (free, 3),
     "retire": (retire, 1),
     "settle": (settle, 3),
+    "used_pages": (used_pages, 1),
 }
 """Name -> the function and the number of its arguments."""
 

@@ -44,6 +44,7 @@ class ArrayKeeper:
         found, word = code.allocator, ctypes.c_int64
         self.functions = Allocation(self._at, *(found[name] for name in ("malloc", "calloc", "realloc", "free")))
         self._retire = ctypes.CFUNCTYPE(word, word)(found["retire"])
+        self._used_pages = ctypes.CFUNCTYPE(word, word)(found["used_pages"])
         self._settle = ctypes.CFUNCTYPE(word, word, word, word)(found["settle"])
         for immortal in (code, self._words):  # arrays may end after the modules
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(immortal))
@@ -56,12 +57,7 @@ class ArrayKeeper:
     @property
     def used(self) -> int:
         """Bytes of the arrays in all arenas."""
-        present, pages, at = int(self._words[blocks.PRESENT]), 0, int(self._words[blocks.FORMER])
-        for first in (present, at):
-            while first:
-                books = words_at(first, blocks.BOOK_WORDS)
-                pages, first = pages + books[blocks.USED], 0 if first == present else books[blocks.NEXT]
-        return pages * blocks.PAGE
+        return int(self._used_pages(self._at)) * blocks.PAGE
 
     def begin(self, start: int, nbytes: int, kept: int) -> None:
         """Have new arrays born in the arena at `start`; there must be no present one. `kept`: the most bytes of free

@@ -42,7 +42,7 @@ _KERNELS_OF_HALVES: Final = tuple(
     f"{name}_{dtype}" for name in ("add", "mean", "scale") for dtype in ("float16", "bfloat16")
 )
 """The functions of kernels.KERNELS; those of halves are for processors that convert float16."""
-_ALLOCATOR: Final = ("malloc", "calloc", "realloc", "free", "retire", "settle")
+_ALLOCATOR: Final = ("malloc", "calloc", "realloc", "free", "retire", "settle", "used_pages")
 """The functions of allocator.FUNCTIONS."""
 _PREFIX: Final = "ronde_"
 _FASTCALL: Final = 0x80

@@ -122,12 +122,16 @@ def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def scale_factor(value: float | None, name: str) -> float | None:
-    """A factor as a float, None for 1. Raises TypeError, naming the argument, for anything but a number."""
+    """A factor as a float, None for 1. Raises TypeError, naming the argument, for anything but a number, and ValueError
+    for an integer that is too large."""
     if value is None or type(value) is float:
         return None if value == 1 else value
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise TypeError(f"{name}={value!r}: must be a number")
-    return None if value == 1 else float(value)
+    try:
+        return None if value == 1 else float(value)
+    except OverflowError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 @cache

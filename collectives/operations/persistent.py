@@ -14,7 +14,7 @@ from collectives.operations.work import Work
 class Persistent:
     """A call that `Communicator.plan` has made, for any number of runs. It keeps its arrays alive."""
 
-    __slots__ = ("_make", "_out", "_planned", "_queue", "_run_planned", "_timeout", "_x")
+    __slots__ = ("_given", "_make", "_out", "_planned", "_queue", "_run_planned", "_timeout", "_x")
 
     def __init__(self, queue: CallQueue, make: Callable[[], Job[Any]]) -> None:
         """`make` makes the job of one run. It is called once here, so that bad arguments are found."""
@@ -25,7 +25,9 @@ class Persistent:
         self._planned: PlannedCall | None = None
         if isinstance(job, PlainJob) and job.out is not None:
             self._planned, self._timeout = job.planned, job.timeout
-            self._x, self._out = job.x, job.out
+            self._given = job.out
+            self._x = job.x.view()  # of the planned shape, also when the program gives its array another one
+            self._out = self._x if job.out is job.x else job.out.view()
 
     def run(self) -> Any:
         """Run it now, and return the result of the plain call: `out`, if that was given. Collective.
@@ -35,7 +37,8 @@ class Persistent:
         planned, run_planned = self._planned, self._run_planned
         if planned is None:
             return self._queue.run(self._make())
-        return run_planned(planned, self._x, self._out, self._timeout)
+        run_planned(planned, self._x, self._out, self._timeout)
+        return self._given
 
     def start(self) -> Work[Any]:
         """Begin to run it, in the order of calls. Its arrays must not be touched until the Work is over."""

@@ -342,9 +342,12 @@ class PlannedCalls:
         kind = collective.name, key, target is source, array.dtype, array.shape, offsets
         try:
             return self._known[kind]
-        except (KeyError, TypeError) as error:  # TypeError: an argument that cannot be hashed
-            assert collective.plan is not None
-            return self._make(kind, array, collective.plan, isinstance(error, KeyError))
+        except KeyError:
+            keep = True
+        except TypeError:  # an argument that cannot be hashed
+            keep = False
+        assert collective.plan is not None
+        return self._make(kind, array, collective.plan, keep)  # here, since its errors are no errors of the look-up
 
     def _make(self, kind: tuple[Any, ...], array: Any, plan: Callable[..., PlannedCall], keep: bool) -> PlannedCall:
         lock = self.space.executor.planning

@@ -75,7 +75,15 @@ class Work(ABC, Generic[T]):
         """True once `call_back` has been called, or is about to be."""
 
     def call_back(self) -> None:
-        """Call the callbacks of an ended operation. Several threads may call it."""
+        """Call the callbacks of an ended operation. Several threads may call it. An interrupt is raised after the other
+        callbacks."""
+        try:
+            self._call_each()
+        except BaseException:
+            self._call_each()
+            raise
+
+    def _call_each(self) -> None:
         while self._callbacks:
             try:
                 callback = self._callbacks.pop(0)
@@ -161,10 +169,11 @@ class Promise(Work[T]):
         try:
             self._finished = True
             self._open()
+            self.call_back()
         except BaseException:  # an interrupt: those that wait must learn of the end
             self._open()
+            self.call_back()
             raise
-        self.call_back()
 
     def _over(self) -> bool:
         return self._finished

@@ -87,6 +87,7 @@ BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("allreduce", {"x": X, "out": [0]}, TypeError, r"out=\[0\]: .*array"),
     ("allreduce", {"x": X, "out": np.broadcast_to(X[:1], 6)}, ValueError, r"out: is read-only"),
     ("allreduce", {"x": X, "prescale": "2"}, TypeError, r"prescale='2': .*number"),
+    ("allreduce", {"x": X, "postscale": 10**400}, ValueError, r"postscale: .*too large"),
     ("allreduce", {"x": X > 0, "op": "lor", "postscale": 2}, TypeError, r"postscale=2: bool "),
     ("allreduce", {"x": X, "timeout": 0}, ValueError, r"timeout=0: .*positive"),
     ("allreduce", {"x": X, "timeout": float("nan")}, ValueError, r"timeout=nan: .*positive"),
@@ -118,6 +119,8 @@ BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("empty", {"shape": 2.5}, TypeError, r"shape=2.5: .* int"),
     ("empty", {"shape": (2.5,)}, TypeError, r"shape=\(2.5,\): .* int"),
     ("empty", {"shape": "3"}, TypeError, r"shape='3': .* int"),
+    ("empty", {"shape": 2, "dtype": "float99"}, TypeError, r"dtype='float99': .*dtype"),
+    ("empty", {"shape": 2, "dtype": 5}, TypeError, r"dtype=5: .*dtype"),
     ("empty", {"shape": (2, -1)}, ValueError, r"shape=\(2, -1\): .*0 or more"),
     (
         "empty",
@@ -153,8 +156,9 @@ def test_a_bad_argument_is_refused_and_nothing_is_lost(
         call = dict(arguments)
         if comm.rank == 1 and method in ("scatter", "scatter_object", "broadcast_object"):
             return  # only the root looks at these
-        with pytest.raises(error, match=text):
+        with pytest.raises(error, match=text) as raised:
             getattr(comm, method)(*[call.pop(name) for name in ("x", "obj", "color") if name in call], **call)
+        assert not isinstance(raised.value.__context__, KeyError)  # which a traceback would show first
 
     two.run(body)
     still_usable(two)
@@ -711,7 +715,7 @@ def test_a_rank_that_does_not_come_ends_the_wait_of_the_others() -> None:
         world.run(body)
 
 
-def test_after_close_every_call_says_so() -> None:
+def test_after_close_every_call_says_so(tmp_path: Path) -> None:
     with world_of("local", 2) as world:
         world.run(lambda comm: comm.close())
 
@@ -723,8 +727,15 @@ def test_after_close_every_call_says_so() -> None:
                 comm.allreduce_async(1)
             with pytest.raises(ClosedError):
                 comm.send(1, 0)
+            with pytest.raises(ClosedError):
+                comm.changes_pending()
+            with pytest.raises(ClosedError):  # nothing would end what these begin
+                comm.serve_metrics()
+            with pytest.raises(ClosedError):
+                comm.start_timeline(tmp_path / "late.json")
 
         world.run(body)
+        assert not list(tmp_path.iterdir())
 
 
 # ---- the written face

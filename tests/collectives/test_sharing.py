@@ -268,6 +268,24 @@ def test_arrays_may_outlive_everything() -> None:
     subprocess.run([sys.executable, "-c", program], env=environment, timeout=SECONDS, check=True)
 
 
+@pytest.mark.processes
+def test_the_bytes_in_use_are_counted_while_arenas_are_released() -> None:
+    """As a fork does, while a thread drops the last array of a former arena."""
+    program = (
+        "import sys, threading, numpy as np; from collectives import share_arrays, sharing\n"
+        "sys.setswitchinterval(1e-6); share_arrays(1 << 24).close(); keeper = sharing._PROCESS.get().keeper\n"
+        "def churn():\n"
+        "    for _ in range(150):\n"
+        "        with share_arrays(1 << 24): array = np.ones(1 << 16)\n"
+        "        del array\n"
+        "thread = threading.Thread(target=churn); thread.start()\n"
+        "while thread.is_alive(): assert keeper.used >= 0\n"
+        "thread.join(); print(keeper.used)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert ended.stdout.split() == ["0"]
+
+
 # ---- calls
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +190,26 @@ def test_arrays_of_other_libraries(transport: str, nccl: bool, size: int) -> Non
 
 
 # ---- errors
+
+
+def test_a_tensor_whose_memory_has_other_values_is_refused() -> None:
+    class Negated(DlpackTensor):
+        def is_neg(self) -> bool:
+            return True
+
+    def body(comm: Communicator, cupy: Any) -> None:
+        x = cupy.asarray(np.ones(3))
+        freed = types.SimpleNamespace(size=3, dtype=x.dtype, data=types.SimpleNamespace(ptr=0))
+        with pytest.raises(TypeError, match=r"x: .*x\.resolve_neg\(\)"):
+            comm.allreduce(Negated(x))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cupy, "from_dlpack", lambda _: freed)
+            with pytest.raises(ValueError, match=r"x: has 3 elements, .*no memory"):
+                comm.allreduce(DlpackTensor(x))
+        same(host(comm.allreduce(DlpackTensor(x))), np.ones(3))
+
+    with gpus() as some, some.world(1) as world:
+        some.run(world, body)
 
 
 @every_way

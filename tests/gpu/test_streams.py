@@ -69,8 +69,10 @@ def test_the_stream_argument() -> None:
         some.run(world, body)
 
 
-def test_the_current_stream_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor's work goes to torch's current stream, and the result is a tensor."""
+@pytest.mark.parametrize("subclass", [False, True])
+def test_the_current_stream_of_torch(subclass: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of a tensor, and of one of a subclass from anywhere, goes to torch's current stream; the result is a
+    tensor."""
 
     class Tensor:
         def __init__(self, array: Any) -> None:
@@ -82,7 +84,11 @@ def test_the_current_stream_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         def __dlpack__(self, **kwargs: Any) -> Any:
             return self.array.__dlpack__(**kwargs)
 
+    class Marked(Tensor):
+        pass
+
     Tensor.__module__ = "torch"
+    made = Marked if subclass else Tensor
     torch: Any = types.ModuleType("torch")
     torch.from_dlpack = Tensor
     current = threading.local()
@@ -93,7 +99,7 @@ def test_the_current_stream_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         stream = cupy.cuda.Stream()
         current.handle = stream.ptr
         with stream:
-            x = Tensor(cupy.asarray(ONES))
+            x = made(cupy.asarray(ONES))
         y = comm.allreduce(x)
         assert isinstance(y, Tensor)
         assert comm.allreduce(x, out=x) is x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,3 +91,48 @@ def test_sequences_get_a_hint(value: Any) -> None:
 def test_other_objects_get_no_hint() -> None:
     with pytest.raises(TypeError, match=r"x='text': .*array.* not str$"):
         as_numpy("text")
+
+
+def test_a_tensor_whose_memory_has_other_values_is_refused() -> None:
+    """DLPack exports the memory of a negated view without a word on the signs, and none for a tensor that was freed."""
+    torch = pytest.importorskip("torch")
+    negated = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    with pytest.raises(TypeError, match=r"x: .*x\.resolve_neg\(\)"):
+        as_numpy(negated)
+    assert as_numpy(negated.resolve_neg()).tolist() == [-2.0, 4.0]
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"out: has 4 elements, .*no memory"):
+        as_numpy(freed, "out")
+    assert as_numpy(torch.ones(0)).size == 0
+
+
+def test_results_are_arrays_of_the_library_of_x(two: World) -> None:
+    class Foreign:
+        """An array of a library that follows the array API standard, such as JAX."""
+
+        def __init__(self, array: Any) -> None:
+            self.array = array
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.array.__dlpack_device__()  # type: ignore[no-any-return]
+
+        def __array_namespace__(self) -> Any:
+            return types.SimpleNamespace(from_dlpack=Foreign)
+
+    torch = pytest.importorskip("torch")
+
+    class Marked(torch.Tensor):  # type: ignore[misc, name-defined]
+        """A tensor of a class of another package."""
+
+    given = ((Foreign(X), Foreign), (torch.ones(3), torch.Tensor), (torch.ones(3).as_subclass(Marked), torch.Tensor))
+
+    def body(comm: Communicator) -> None:
+        for x, kind in (*given, (np.float32(1), np.float32), (X, np.ndarray)):
+            assert isinstance(comm.allreduce(x), kind)
+            assert isinstance(comm.broadcast(x), kind)
+
+    two.run(body)

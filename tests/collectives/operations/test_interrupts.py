@@ -378,6 +378,29 @@ def test_an_interrupt_while_an_operation_ends_leaves_nobody_waiting(kind: str) -
             assert (result.result(), work.wait(PATIENCE)) == (7, 7), points.place
 
 
+@pytest.mark.parametrize("kind", ["line", "instruction"])
+def test_an_interrupt_while_an_operation_ends_loses_no_callback_but_that_in_hand(kind: str) -> None:
+    for points in each_point(kind):
+        work, called = Promise[int](), list[int]()
+        for number in range(3):
+            work.add_done_callback(lambda _, number=number, called=called: called.append(number))
+        if points.interrupt(lambda: work.set_result(7)) and not work.test():  # noqa: B023 - it is called here
+            work.set_result(7)
+        assert called in ([0, 1, 2], [0, 1], [0, 2], [1, 2]), points.place
+
+
+def test_a_callback_that_is_interrupted_keeps_no_other_from_being_called() -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    work, called = Promise[int](), list[object]()
+    work.add_done_callback(interrupted)
+    work.add_done_callback(called.append)
+    with pytest.raises(KeyboardInterrupt):
+        work.set_result(7)
+    assert called == [work]
+
+
 def test_c3_planning_race() -> None:
     """Tables that several threads make at once belong to their own plans."""
     pytest.importorskip("numba", reason="needs the compiled interpreter")

@@ -142,6 +142,21 @@ def test_arrays_live_as_long_as_the_call() -> None:
         world.run(rank)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("compiled", ["on", "off"])
+def test_an_array_may_be_given_another_shape_after_the_plan(transport: str, compiled: str) -> None:
+    def rank(comm: Communicator) -> None:
+        x, apart = np.ones(6), np.ones(6)
+        in_place, into = comm.plan("allreduce", x, out=x), comm.plan("allreduce", x, out=apart)
+        x.shape = apart.shape = (2, 3)
+        assert in_place.run() is x
+        assert into.run() is apart
+        assert (x.tolist(), apart.tolist()) == ([[2.0] * 3] * 2, [[4.0] * 3] * 2)
+
+    with world_of(transport, 2, compiled=(compiled,)) as world:
+        world.run(rank)
+
+
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_a_repeated_call_takes_other_arrays_each_time(transport: str) -> None:
     def body(comm: Communicator) -> Any:
