@@ -5,13 +5,13 @@ Views share the caller's memory. Only an array that is not C-contiguous is copie
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from collectives.libraries import check_sign, maker_of, no_memory
 
 Array = NDArray[Any]
 
@@ -51,19 +51,6 @@ def as_numpy(x: Any, name: str = "x", *, records: bool = False) -> Array:
     if not records:
         check_dtype(array.dtype, name)
     return array
-
-
-def check_sign(x: Any, name: str) -> None:
-    """Raise TypeError for a tensor of PyTorch that is a negated view: its memory, which DLPack exports, has the other
-    signs."""
-    is_negated = getattr(x, "is_neg", None)
-    if is_negated is not None and is_negated():
-        raise TypeError(f"{name}: is a negated view; give {name}.resolve_neg()")
-
-
-def no_memory(count: int) -> str:
-    """The text of an error for an array of so many elements that has no memory."""
-    return f"has {count} elements, but no memory: it was freed, or is not made yet"
 
 
 def can_be_sent(dtype: np.dtype[Any]) -> bool:
@@ -166,21 +153,6 @@ def like(result: Array, original: Any) -> Any:
         return result[()] if result.ndim == 0 else result
     convert = maker_of(original)
     return result if convert is None else convert(result)
-
-
-def packages_of(array: Any) -> list[str]:
-    """The top packages of an array's class and of its base classes: a subclass may be of any package."""
-    return [kind.__module__.partition(".")[0] for kind in type(array).__mro__]
-
-
-def maker_of(array: Any) -> Callable[[Any], Any] | None:
-    """`from_dlpack` of an array's library, or None: that of its array namespace (array API standard), or of the package
-    of its class or of a base class."""
-    namespace = getattr(array, "__array_namespace__", None)
-    packages = [sys.modules.get(name) for name in packages_of(array)]
-    places = packages if namespace is None else [namespace(), *packages]
-    makers = (getattr(place, "from_dlpack", None) for place in places)
-    return next((maker for maker in makers if maker is not None), None)
 
 
 def type_name(x: Any) -> str:

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from collectives.arrays import Array, check_dtype, check_sign, maker_of, no_memory, packages_of, type_name
+from collectives.arrays import Array, check_dtype, type_name
+from collectives.libraries import check_sign, maker_of, no_memory, packages_of
 from transports.base import FIRST_SLICE, LAST_SLICE
 from transports.errors import ConfigError, DeadlineExceeded
 

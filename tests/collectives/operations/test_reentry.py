@@ -179,7 +179,9 @@ def ends_in_handler(rank: int, url: str, transport: str, handled: Path) -> tuple
 def test_a_shutdown_in_a_signal_handler_ends_the_rank(transport: str, tmp_path: Path) -> None:
     with meeting_place() as url:
         found = run_processes(ends_in_handler, 2, url, transport, tmp_path / "handled", timeout=90)
-    assert {kind for kind, _ in found} <= {AbortedError.__name__, ClosedError.__name__}
+    (first, _), (second, _) = found
+    assert first in (AbortedError.__name__, ClosedError.__name__)
+    assert second in (first, AbortedError.__name__, "")  # rank 0 may have given its part before it closed
     assert max(seconds for _, seconds in found) < 30  # not the timeout of a call
 
 
