@@ -18,7 +18,7 @@ SINGLE_COPY_FROM: Final[Mapping[str, int]] = {
     "reduce_scatter": 16 << 20,
     "broadcast": 4 << 20,
     "allgather": 4 << 20,
-    "alltoall": 1 << 20,
+    "alltoall": 4 << 20,
 }
 """Bytes of a call, by collective."""
 SHARED_BYTES: Final = 1 << 16
