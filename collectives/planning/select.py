@@ -31,7 +31,7 @@ _FAR_SEGMENT_BYTES: Final = (1 << 13, 1 << 15)
 """More sizes for ranks on several hosts: a slow link needs as long for these bytes as for the way of a message."""
 SINGLE_COPY_BYTES: Final = 1 << 16
 """Smallest call for which single-copy algorithms are considered unless the caller or a rule names one."""
-ONE_WAY_BYTES: Final = 1 << 10
+ONE_WAY_BYTES: Final = 1 << 8
 """Largest call of a rooted collective that is sent by messages where ranks share cores. A rank that sends goes on, and
 its core changes ranks once for many calls; in a window it waits in each call for its readers. See decisions/0055."""
 _ROUNDING: Final = 32
