@@ -33,4 +33,6 @@ def single_copy_from(collective: str, size: int, *, shared: bool) -> int:
         return NEVER
     if shared:
         return SHARED_BYTES * (size if collective == "allgather" else 1)
+    if collective == "allgather" and size > 2:
+        return NEVER  # staged, all readers find a segment in the cache
     return SINGLE_COPY_FROM[collective]
