@@ -32,7 +32,7 @@ _SHOWN: Final = {
     "--mpi-std-version": f"MPI {VERSION}.{SUBVERSION}\n",
     "--mpi-lib-version": f"Ronde {collectives.__version__}\n",
 }
-"""What options show, in the place of running a program."""
+"""Texts that options show, in the place of running a program."""
 
 
 def main(words: Sequence[str] | None = None) -> None:

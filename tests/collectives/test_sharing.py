@@ -270,7 +270,7 @@ def test_arrays_may_outlive_everything() -> None:
 
 @pytest.mark.processes
 def test_the_bytes_in_use_are_counted_while_arenas_are_released() -> None:
-    """As a fork does, while a thread drops the last array of a former arena."""
+    """A fork reads it while a thread drops the last array of a former arena."""
     program = (
         "import sys, threading, numpy as np; from collectives import share_arrays, sharing\n"
         "sys.setswitchinterval(1e-6); share_arrays(1 << 24).close(); keeper = sharing._PROCESS.get().keeper\n"

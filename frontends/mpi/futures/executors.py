@@ -69,7 +69,7 @@ class _Master:
         self._lock = threading.Lock()
         self._pool: Pool | None = None
         self._kind: object = None
-        """That of the executors that the pool is for."""
+        """The kind of the executors that the pool is for."""
         self._executors: weakref.WeakSet[MPIPoolExecutor] = weakref.WeakSet()
         """Those that were not shut down, and that the script still has."""
 

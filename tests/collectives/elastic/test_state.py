@@ -236,7 +236,7 @@ def test_run_goes_on_without_a_refused_rank() -> None:
 
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_run_goes_on_without_a_rank_that_has_closed(leaver: int) -> None:
-    """As a process does that ends by sys.exit. Nothing has failed then but the operations that need it."""
+    """A process ends by sys.exit. Nothing has failed then but the operations that need it."""
 
     class LeftError(Exception):
         pass

@@ -50,7 +50,7 @@ def test_a_script_with_arguments_that_names_no_host(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_script_without_an_interpreter_is_run_by_sh(tmp_path: Path) -> None:
-    """As horovodrun's shell does it. A program of another machine is refused as before."""
+    """The shell of horovodrun does it. A program of another machine is refused as before."""
     path = tmp_path / "script"
     path.write_text('echo "$1:4"\n')
     path.chmod(0o755)

@@ -22,7 +22,7 @@ def words_of(command: list[str], folder: Path) -> str:
 
 @pytest.mark.processes
 def test_a_script_without_an_interpreter_is_run_by_sh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As shells and mpirun do it, with the words as they are, by a path or by a name in PATH."""
+    """Shells and mpirun do it, with the words as they are, by a path or by a name in PATH."""
     script = tmp_path / "my job"
     script.write_text('printf "%s|" "$@"\n')
     script.chmod(0o755)
