@@ -29,7 +29,7 @@ from frontends.mpi.errhandlers import Errhandler, ErrhandlerBody, Handling
 from frontends.mpi.errors import error, last_used_code, missing
 from frontends.mpi.groups import Group, GroupBody
 from frontends.mpi.handles import Body
-from frontends.mpi.info import INFO_NULL, Info, InfoBody
+from frontends.mpi.info import INFO_NULL, Info, Informed
 from frontends.mpi.ints import as_int
 from frontends.mpi.memory import BUFFER_AUTOMATIC, as_memory
 from frontends.mpi.operations import Ended
@@ -94,7 +94,7 @@ def make_self(process: Process) -> Peers:
     return Peers(process, process.world.channel([rank]), [rank])
 
 
-class CommBase(Attributed, Handling):
+class CommBase(Attributed, Informed, Handling):
     """The identity of a communicator."""
 
     null = "COMM_NULL"
@@ -230,19 +230,8 @@ class CommBase(Attributed, Handling):
 
     # ---- info, buffers of sends, attributes
 
-    def Set_info(self, info: Info) -> None:
-        self.peers.info.update(info.items())
-
-    def Get_info(self) -> Info:
-        return Info.of(InfoBody(self.peers.info))
-
-    @property
-    def info(self) -> Info:
-        return self.Get_info()
-
-    @info.setter
-    def info(self, info: Info) -> None:
-        self.Set_info(info)
+    def _hints(self) -> dict[str, str]:
+        return self.peers.info
 
     def having(self, info: Info, errhandler: Errhandler | None) -> Self:
         """The communicator itself, with an info and an error handler."""

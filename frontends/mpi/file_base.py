@@ -32,7 +32,7 @@ from frontends.mpi.errors import error, failure, missing
 from frontends.mpi.file_views import View
 from frontends.mpi.groups import Group
 from frontends.mpi.handles import Body
-from frontends.mpi.info import INFO_NULL, Info, InfoBody
+from frontends.mpi.info import INFO_NULL, Info, Informed
 from frontends.mpi.memory import Bytes
 from frontends.mpi.objects import together
 from frontends.mpi.operations import Ended
@@ -111,7 +111,7 @@ def _system(call: Callable[..., Any], *arguments: Any) -> Any:
         raise error(_ERRORS.get(cause.errno or 0, "ERR_IO"), str(cause)) from cause
 
 
-class FileBase(Handling):
+class FileBase(Informed, Handling):
     """The kind of a file, and the modes in which it is opened."""
 
     null = "FILE_NULL"
@@ -228,19 +228,8 @@ class FileBase(Handling):
     def group_rank(self) -> int:
         return self._known().peers.rank
 
-    def Set_info(self, info: Info) -> None:
-        self._known().info.update(info.items())
-
-    def Get_info(self) -> Info:
-        return Info.of(InfoBody(self._known().info))
-
-    @property
-    def info(self) -> Info:
-        return self.Get_info()
-
-    @info.setter
-    def info(self, info: Info) -> None:
-        self.Set_info(info)
+    def _hints(self) -> dict[str, str]:
+        return self._known().info
 
     def Set_atomicity(self, flag: bool) -> None:
         self._known().atomic = bool(flag)

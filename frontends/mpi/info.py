@@ -146,6 +146,28 @@ class Info(Handle):
 Info.family = Info
 
 
+class Informed(Handle):
+    """A handle of an object that has hints: a communicator, a window, a file."""
+
+    def _hints(self) -> dict[str, str]:
+        """The hints of the object. Raises Exception for a null handle."""
+        raise NotImplementedError
+
+    def Set_info(self, info: Info) -> None:
+        self._hints().update(info.items())
+
+    def Get_info(self) -> Info:
+        return Info.of(InfoBody(self._hints()))
+
+    @property
+    def info(self) -> Info:
+        return self.Get_info()
+
+    @info.setter
+    def info(self, info: Info) -> None:
+        self.Set_info(info)
+
+
 def _check(name: str, text: str, most: int, error_class: str) -> None:
     """Raise TypeError for what is no string, Exception for one that is empty or too long."""
     if not isinstance(text, str):

@@ -37,9 +37,7 @@ class Session(Handling):
     handling_error = "ERR_SESSION"
 
     def _known(self) -> SessionBody:
-        body: SessionBody | None = self._body
-        if body is None:
-            raise error("ERR_SESSION", "it is SESSION_NULL")
+        body: SessionBody = self._holder()
         return body
 
     @classmethod

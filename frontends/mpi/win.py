@@ -21,7 +21,7 @@ from frontends.mpi.errhandlers import Handling
 from frontends.mpi.errors import error, failure, missing
 from frontends.mpi.groups import Group
 from frontends.mpi.handles import SURFACE
-from frontends.mpi.info import INFO_NULL, Info, InfoBody
+from frontends.mpi.info import INFO_NULL, Info, Informed
 from frontends.mpi.ints import as_int
 from frontends.mpi.memory import BOTTOM, as_memory, buffer
 from frontends.mpi.objects import receive, send, together
@@ -71,7 +71,7 @@ class WinBody(AttributedBody):
             raise failure(cause)
 
 
-class Win(Attributed, Handling):
+class Win(Attributed, Informed, Handling):
     """Memory that other ranks can reach."""
 
     __module__ = SURFACE
@@ -229,19 +229,8 @@ class Win(Attributed, Handling):
     def group_rank(self) -> int:
         return self._known().peers.rank
 
-    def Set_info(self, info: Info) -> None:
-        self._known().info.update(info.items())
-
-    def Get_info(self) -> Info:
-        return Info.of(InfoBody(self._known().info))
-
-    @property
-    def info(self) -> Info:
-        return self.Get_info()
-
-    @info.setter
-    def info(self, info: Info) -> None:
-        self.Set_info(info)
+    def _hints(self) -> dict[str, str]:
+        return self._known().info
 
     # ---- access
 
