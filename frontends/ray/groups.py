@@ -30,6 +30,7 @@ from collectives.launch import GuestJob, Place, Seat, own_settings
 from collectives.startup import connect
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.rendezvous import join, open_store
+from transports.store import Store
 from transports.tls import Tls
 
 BACKEND: Final = "RONDE"
@@ -72,8 +73,7 @@ class RondeGroup(BaseGroup):  # type: ignore[misc]  # Ray has no types
                     here = Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
                     internal_kv._internal_kv_put(key, pickle.dumps(job.seats([here] * world_size)), overwrite=True)
                     published.callback(internal_kv._internal_kv_del, key)
-                seat = serving_seat(key, rank, group_name, deadline, config.load_tls())
-                store = open_store(seat.job.store, seat.job.secret, deadline, tls=config.load_tls())
+                seat, store = serving_store(key, rank, group_name, deadline, config.load_tls())
                 resources.callback(store.close)
                 group = join(rank, world_size, store, secret=seat.job.secret, deadline=deadline)
             self._communicator = connect(group, config, deadline)
@@ -150,19 +150,24 @@ class RondeGroup(BaseGroup):  # type: ignore[misc]  # Ray has no types
         self._communicator.recv(_array(tensor), recv_options.src_rank)
 
 
-def serving_seat(key: bytes, rank: int, group_name: str, deadline: float, tls: Tls | None) -> Seat:
-    """The seat of this rank in a store that answers: a rank 0 that was killed has left one that does not, until the
-    next group of the name has another. Raises DeadlineExceeded, RendezvousError."""
+def serving_store(key: bytes, rank: int, group_name: str, deadline: float, tls: Tls | None) -> tuple[Seat, Store]:
+    """The seat of this rank, and its store, which answers and which the caller closes: a rank 0 that was killed has
+    left one that does not, until the next group of the name has another. Raises DeadlineExceeded, RendezvousError."""
     while True:
         seat = _published(key, rank, group_name, deadline)
-        until = min(deadline, time.monotonic() + REACH_SECONDS)
-        with contextlib.closing(open_store(seat.job.store, seat.job.secret, until, tls=tls)) as store:
+        is_last = time.monotonic() + REACH_SECONDS >= deadline
+        with contextlib.ExitStack() as opened:
+            store = open_store(seat.job.store, seat.job.secret, deadline, tls=tls)
+            opened.callback(store.close)
             try:
                 store.with_timeout(REACH_SECONDS).peek("reach")
-                return seat
             except RendezvousError:
-                if until == deadline:
+                if is_last:
                     raise
+            else:
+                opened.pop_all()
+                return seat, store
+        time.sleep(POLL_SECONDS)
 
 
 def _published(key: bytes, rank: int, group_name: str, deadline: float) -> Seat:

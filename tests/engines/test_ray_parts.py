@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -51,12 +52,15 @@ def test_a_rank_0_that_was_killed_has_left_its_key(monkeypatch: pytest.MonkeyPat
     with GuestJob() as job:
         table[b"key"] = pickle.dumps(job.seats([place] * 2))  # its store ends
     with GuestJob() as job, ThreadPoolExecutor(1) as pool:
-        found = pool.submit(groups.serving_seat, b"key", 1, "name", time.monotonic() + 60, None)
+        found = pool.submit(groups.serving_store, b"key", 1, "name", time.monotonic() + 60, None)
         seats = job.seats([place] * 2)
         table[b"key"] = pickle.dumps(seats)
-        assert found.result(30).job == seats[1].job
+        seat, store = found.result(30)
+        with contextlib.closing(store):
+            assert seat.job == seats[1].job
+            assert store.peek("reach") is None
     with pytest.raises(RendezvousError, match="no connection"):
-        groups.serving_seat(b"key", 1, "name", time.monotonic() + 0.1, None)
+        groups.serving_store(b"key", 1, "name", time.monotonic() + 0.1, None)
 
 
 def test_parts_of_a_group_are_alike() -> None:
