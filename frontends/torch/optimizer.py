@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -165,8 +165,7 @@ class _Distributed:
         """True if the plain optimizer looks at a GradScaler's factor itself. `GradScaler.step` asks this first, then
         looks at the gradients for infinities: they are combined before, so that all ranks skip the same steps."""
         if self._synchronizes_in_step:
-            given: Any = self
-            self._reduction.settle(given.param_groups)
+            self._reduction.settle(cast("Any", self).param_groups)
         return bool(vars(self).get("_step_supports_amp_scaling", False))
 
     @_step_supports_amp_scaling.setter

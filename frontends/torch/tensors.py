@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from collectives.arrays import named_dtype
+from collectives.libraries import no_memory
 from frontends.horovod import Library
 
 _NAMES: Final[dict[torch.dtype, str]] = {
@@ -99,7 +100,7 @@ def _array(tensor: torch.Tensor, name: str, moved: bool) -> Any:
 def _shared(tensor: torch.Tensor, name: str) -> Any:
     """A NumPy array that shares the memory of a dense CPU tensor."""
     if not tensor.data_ptr() and tensor.numel():
-        raise ValueError(f"{name}: has {tensor.numel()} elements, but no memory: it was freed, or is not made yet")
+        raise ValueError(f"{name}: {no_memory(tensor.numel())}")
     return np.from_dlpack(_Memory(tensor)) if _SHARES else tensor.detach().numpy()
 
 
