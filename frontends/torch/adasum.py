@@ -32,7 +32,7 @@ class StepReduction:
         self._process_set = process_set
         self._stepping = False
         self._counter = PassCounter(0, passes)
-        self._hooks = Hooks(self._on_gradient)
+        self._hooks = Hooks(self._on_gradients)
         self._watch()
 
     def synchronize(self, param_groups: Sequence[dict[str, Any]]) -> None:
@@ -113,8 +113,10 @@ class StepReduction:
         if not alone_in(self._process_set):
             self._hooks.follow(self._roster.parameters)
 
-    def _on_gradient(self, parameter: Parameter) -> None:
-        """Hook: a backward pass has added to a gradient. Gradients that a step's closure computes do not count."""
-        number = self._numbers.get(id(parameter))
-        if number is not None and not self._stepping:
-            self._counter.count(number)
+    def _on_gradients(self, parameters: Sequence[Parameter]) -> None:
+        """Hook: a backward pass has added to gradients. Those that a step's closure computes do not count."""
+        if not self._stepping:
+            for parameter in parameters:
+                number = self._numbers.get(id(parameter))
+                if number is not None:
+                    self._counter.count(number)

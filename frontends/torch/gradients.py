@@ -25,7 +25,7 @@ import torch
 
 from collectives import Communicator, MismatchError, RendezvousError
 from frontends.horovod import MISSING, SPARSE, divided
-from frontends.torch.parameters import Parameter, gradient_dtype
+from frontends.torch.parameters import SMALL_BYTES, Parameter, gradient_dtype
 from frontends.torch.tensors import as_array, plain_array
 
 GROUP_BYTES: Final = 24 << 20
@@ -33,8 +33,6 @@ GROUP_BYTES: Final = 24 << 20
 COPIED_BYTES: Final = 1 << 20
 """Bytes. A larger gradient is not copied to memory of a group and back: an operation of its own takes less time."""
 _HUGE: Final = 256 << 20
-_SMALL: Final = 64 << 10
-"""Bytes. A larger gradient is moved as soon as it is complete, while it is in the cache."""
 _LINE: Final = 64
 """Bytes. Gradients begin at multiples of that."""
 
@@ -48,12 +46,27 @@ class Gradient:
     group   with which it travels; None: alone
     slot    its memory in the group's, if that has memory
     begun   True once its reduction has begun in this step
-    small   True if it is copied to its slot together with others: one by one that takes longer than the copying
+    small   True if it is copied to its slot together with others; a larger one as soon as it is complete, while it is
+            in the cache
+    moved   the parameter's gradient that was copied to the slot with others, and stays where it is; None: none was
     kind    the kind that the ranks together have in this step, from `synchronize` on
     dense   True once a rank had a dense one
     """
 
-    __slots__ = ("_sent", "_version", "begun", "dense", "group", "kind", "name", "number", "parameter", "slot", "small")
+    __slots__ = (
+        "_sent",
+        "_version",
+        "begun",
+        "dense",
+        "group",
+        "kind",
+        "moved",
+        "name",
+        "number",
+        "parameter",
+        "slot",
+        "small",
+    )
 
     def __init__(self, number: int, parameter: Parameter, name: str) -> None:
         self.number = number
@@ -62,6 +75,7 @@ class Gradient:
         self.begun = False
         self.kind = MISSING
         self.dense = False
+        self.moved: torch.Tensor | None = None
         self._sent: torch.Tensor | None = None
         self._version = 0
         self.group: Group | None
@@ -73,7 +87,7 @@ class Gradient:
         """Travel with a group from now on, or alone."""
         self.group = group
         self.slot = None if group is None else group.slots.get(self.parameter)
-        self.small = self.parameter.nbytes <= _SMALL
+        self.small = self.parameter.nbytes <= SMALL_BYTES
 
     def note(self) -> None:
         """The reduction has begun with what the parameter has now."""
@@ -89,7 +103,7 @@ class Gradient:
         """Begin a step."""
         self.begun = False
         self.kind = MISSING
-        self._sent = None
+        self.moved = self._sent = None
 
     @property
     def changed(self) -> bool:
@@ -244,6 +258,8 @@ def take_together(group: Group) -> list[Gradient]:
             sources.append(own)
             if slot.can_replace(own):
                 one.parameter.grad = view
+            else:
+                one.moved = own
     if views:
         torch._foreach_copy_(views, sources)
     return left
@@ -253,15 +269,21 @@ def give_back(group: Group) -> None:
     """Copy the results of a group to the gradients that are outside its memory, at first or since: as sparse as these
     are."""
     results, own = [], []
-    for parameter, slot in group.slots.items():
-        if slot.holds_gradient:
+    for one in group.members:
+        parameter, slot = one.parameter, one.slot
+        if slot is None:
             continue
-        gradient, result = parameter.grad, slot.view()
-        if gradient is None or gradient.is_sparse:
-            parameter.grad = result.clone() if gradient is None else result.to_sparse(gradient.sparse_dim())
-        else:
-            results.append(result)
-            own.append(gradient.detach())
+        gradient = parameter.grad
+        if gradient is not None and gradient is one.moved:
+            results.append(slot.view())
+            own.append(gradient)
+        elif not slot.holds_gradient:
+            result = slot.view()
+            if gradient is None or gradient.is_sparse:
+                parameter.grad = result.clone() if gradient is None else result.to_sparse(gradient.sparse_dim())
+            else:
+                results.append(result)
+                own.append(gradient.detach())
     if own:
         torch._foreach_copy_(own, results)
 

@@ -11,9 +11,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from collectives import ProcessSet
 from frontends.horovod import Members, Union, allgather_object, communicator_of
+from frontends.torch.works import eager
 
 Parameter: TypeAlias = torch.nn.Parameter
 
+SMALL_BYTES: Final = 64 << 10
+"""Bytes. Smaller gradients are handled together: one by one that takes longer than the copying."""
+_TOGETHER: Final = 32
+"""Small gradients that are handed over together. Between two kernels of a backward pass a function of Python takes
+three times as long as in a loop."""
 _COMPARE: Final = 1 << 32
 """A wish: to compare the values of parameters that are matched by their places."""
 _COMPARED: Final = 1024
@@ -111,26 +117,49 @@ def compare_order(parameters: Sequence[Parameter], names: Sequence[str], process
             )
 
 
+@eager
 class Hooks:
-    """Calls a function when a backward pass has added to the gradient of a parameter."""
+    """Calls a function with the parameters to whose gradients a backward pass has added: with a large one at once, with
+    small ones together, and with the last of them at the end of the pass."""
 
-    def __init__(self, function: Callable[[Parameter], None]) -> None:
+    def __init__(self, function: Callable[[Sequence[Parameter]], None]) -> None:
         self._function = function
         self._hooked: dict[int, tuple[Parameter, Any]] = {}
+        self._arrived: list[Parameter] = []
 
     def follow(self, parameters: Sequence[Parameter]) -> None:
         """Watch these parameters, and no others. Frozen ones cannot be watched yet."""
         hooked = self._hooked
-        if len(hooked) > len(parameters) or any(one.requires_grad and id(one) not in hooked for one in parameters):
+        if len(hooked) > len(parameters) or any(id(one) not in hooked and one.requires_grad for one in parameters):
             kept = {id(parameter) for parameter in parameters}
             for key in [key for key in hooked if key not in kept]:
                 hooked.pop(key)[1].remove()
             for parameter in parameters:
                 if id(parameter) not in hooked and parameter.requires_grad:
-                    hooked[id(parameter)] = (
-                        parameter,
-                        parameter.register_post_accumulate_grad_hook(self._function),
-                    )
+                    note = self._note if parameter.nbytes <= SMALL_BYTES else self._note_large
+                    hooked[id(parameter)] = parameter, parameter.register_post_accumulate_grad_hook(note)
+
+    def hand_over(self) -> None:
+        """Call the function with those that it has not had yet: a pass that ends by an error leaves some."""
+        arrived, self._arrived = self._arrived, []
+        if arrived:
+            self._function(arrived)
+
+    def forget(self) -> None:
+        """Forget those that the function has not had yet."""
+        self._arrived = []
+
+    def _note(self, parameter: Parameter) -> None:
+        arrived = self._arrived
+        arrived.append(parameter)
+        if len(arrived) == 1:
+            torch.autograd.Variable._execution_engine.queue_callback(self.hand_over)
+        elif len(arrived) >= _TOGETHER:
+            self.hand_over()
+
+    def _note_large(self, parameter: Parameter) -> None:
+        self._arrived.append(parameter)
+        self.hand_over()
 
 
 def _digest(parameter: Parameter) -> str:

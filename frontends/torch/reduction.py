@@ -71,7 +71,7 @@ class GradientReduction:
     complete, if the gradient is dense. The others, which are sparse or missing, wait until `synchronize`, where the
     ranks agree on the kinds of gradients that there are:
 
-        backward:   hook -> _on_gradient -> _start -> _reduce_one or _reduce_group     (operations in flight: _pending)
+        backward:   hook -> _on_gradients -> _start -> _reduce_one or _reduce_group     (operations in flight: _pending)
         step:       synchronize: _unite, starts the others, and waits for all of them
     """
 
@@ -117,7 +117,7 @@ class GradientReduction:
         self._same_order = True
         """True if all ranks list the parameters in the same order."""
         self._counter = PassCounter(0, passes)
-        self._hooks = Hooks(self._on_gradient)
+        self._hooks = Hooks(self._on_gradients)
         given_groups(dict(zip(roster.parameters, roster.names, strict=True)), self._wanted)
         self._take_parameters()
         self._watch()
@@ -125,6 +125,7 @@ class GradientReduction:
     @property
     def in_flight(self) -> bool:
         """True from the first complete gradient until `synchronize`."""
+        self._hooks.hand_over()
         return bool(self._pending)
 
     def synchronize(self, param_groups: Sequence[dict[str, Any]]) -> None:
@@ -135,6 +136,7 @@ class GradientReduction:
         discarded.
         """
         try:
+            self._hooks.hand_over()
             self._combine(param_groups)
         except BaseException:
             self.discard()
@@ -232,6 +234,7 @@ class GradientReduction:
         self._restart()
 
     def _restart(self) -> None:
+        self._hooks.forget()
         self._counter.restart()
         for gradient in self._gradients:
             gradient.start_over()
@@ -259,7 +262,7 @@ class GradientReduction:
     def _unite(self) -> bool:
         """Set the kinds of gradients that the ranks have together. True if groups are to be made. Collective."""
         wish = _LAY_OUT if self._laid_out is not communicator_of(self._process_set) else 0
-        own = [self._kind_of(gradient) | (_KNOWN if gradient.dense else 0) for gradient in self._gradients]
+        own = [(DENSE if one.begun else self._kind_of(one)) | (_KNOWN if one.dense else 0) for one in self._gradients]
         united = self._roster.unite(own, self._process_set, wish)
         self._same_order = united.same_order
         lay_out = bool(united.wishes & _LAY_OUT)
@@ -271,33 +274,31 @@ class GradientReduction:
 
     def _kind_of(self, gradient: Gradient) -> int:
         own = gradient.parameter.grad
-        if gradient.begun:
-            return DENSE
         if own is None:
             return MISSING
         return SPARSE if own.is_sparse and not self._sparse_as_dense else DENSE
 
-    def _on_gradient(self, parameter: Parameter) -> None:
-        """Hook: a backward pass has added to a gradient."""
-        gradient = self._of.get(id(parameter))
-        if gradient is None:  # the parameter is no longer the optimizer's
-            return
+    def _on_gradients(self, parameters: Sequence[Parameter]) -> None:
+        """Hook: a backward pass has added to the gradients of these parameters."""
         self._combined = self._settled = False  # also if the step before was skipped
-        if gradient.group is not None:
-            self._leave_old_groups()
-        try:
-            complete = self._counter.count(gradient.number)
-        except AssertionError:
-            for one in self._gradients:
-                one.forget()
-            raise
-        if complete:
-            if self._kind_of(gradient) == DENSE:
-                self._start(gradient)
-        elif self._as_view and gradient.slot is not None and not gradient.small:  # so that later passes add to it there
-            early = parameter.grad
-            if early is not None and not early.is_sparse:
-                gradient.slot.take(early)
+        self._leave_old_groups()
+        for parameter in parameters:
+            gradient = self._of.get(id(parameter))
+            if gradient is None:  # the parameter is no longer the optimizer's
+                continue
+            try:
+                complete = self._counter.count(gradient.number)
+            except AssertionError:
+                for one in self._gradients:
+                    one.forget()
+                raise
+            if complete:
+                if self._kind_of(gradient) == DENSE:
+                    self._start(gradient)
+            elif self._as_view and gradient.slot is not None and not gradient.small:  # so that later passes add to it
+                early = parameter.grad
+                if early is not None and not early.is_sparse:
+                    gradient.slot.take(early)
 
     def _start(self, gradient: Gradient) -> None:
         gradient.begun = True
