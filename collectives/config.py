@@ -71,7 +71,8 @@ class Settings:
                      (ronde[jit]), otherwise as functions of Python, as off always does. It is compiled once for a
                      machine, beside the job: auto waits for it for half of `connect_timeout`, at most 30 s, and goes on
                      without it; on waits for up to 600 s before the ranks meet, and raises an error in `init` where
-                     there can be no machine code. Ranks may differ in it
+                     there can be no machine code. Ranks may differ in it: then the sign and the payload of a NaN may
+                     differ between them, in sums of halves and in averages
     share_arrays     True: `init` calls `share_arrays`, whose effect ends at `shutdown`
     stage_bytes      bytes of one staging buffer in shared memory, of which every rank has two in each communicator; a
                      multiple of 64 and at least 4096. 0 stands for 2 MiB, for more than 4 ranks 1 MiB

@@ -62,6 +62,10 @@ class Operation:
         return "join" if self.job is None else f"{self.job.signature.describe()} named {self.name!r}"
 
 
+class NameInFlightError(ValueError):
+    """The name of an operation is that of another one that is in flight on this rank."""
+
+
 class InFlight:
     """The operations that this rank has submitted and that have not ended, by name.
 
@@ -77,12 +81,12 @@ class InFlight:
         return bool(self._by_name)
 
     def add(self, operation: Operation) -> None:
-        """Add an operation. Raises ValueError if its name is in flight, or join is."""
+        """Add an operation. Raises NameInFlightError if its name is in flight, ValueError if join is."""
         name = operation.name
         if JOIN in self._by_name:
             raise ValueError(f"name={name!r}: this rank has joined; it can submit again once all ranks have joined")
         if name in self._by_name:
-            raise ValueError(f"name={name!r}: an operation of this name is in flight on this rank")
+            raise NameInFlightError(f"name={name!r}: an operation of this name is in flight on this rank")
         self._by_name[name] = operation
 
     def remove(self, name: str) -> Operation | None:

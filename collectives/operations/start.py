@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import methodcaller
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -225,6 +225,10 @@ class Repeated(Generic[R]):
         self._planned: Callable[..., PlannedCall | InBytes | None] = calls.plain_in_bytes if in_bytes else calls.plain
         self._in_bytes = in_bytes
         self._latest = calls.repeated
+
+    def __reduce__(self) -> NoReturn:
+        """Raises TypeError: it belongs to the communicator of this process."""
+        raise TypeError(f"a repeated {self._name} cannot be pickled or copied: it belongs to a communicator")
 
     def again(self, x: Any, out: Any) -> bool:
         """Make the call if `x` and `out`, of any type, are arrays like those of the last one; else False, with nothing

@@ -7,7 +7,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from collectives.numeric import NUMBERS
 from collectives.operations.arguments import bounded
@@ -82,6 +82,10 @@ class Work(ABC, Generic[T]):
         except BaseException:
             self._call_each()
             raise
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse a copy, which would not learn of the end. Raises TypeError."""
+        raise TypeError(f"a {type(self).__name__} cannot be pickled or copied: it belongs to this process")
 
     def _call_each(self) -> None:
         while self._callbacks:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectives import Work
+from collectives.arrays import type_name
 from frontends.horovod.errors import as_horovod
 
 __all__ = ["Handle", "Handles", "poll", "synchronize"]
@@ -54,13 +55,24 @@ class Handles:
 
 
 def poll(handle: Handle | Handles) -> bool:
-    """True when the operation of a handle has ended; `synchronize` then returns at once."""
-    return handle.poll()
+    """True when the operation of a handle has ended; `synchronize` then returns at once. Raises TypeError for another
+    object."""
+    return _checked(handle).poll()
 
 
 def synchronize(handle: Handle | Handles) -> Any:
     """Wait for the operation of a handle and return its output: a tensor, or a list of tensors for a grouped operation.
 
     Raises HorovodInternalError (a RuntimeError) if the operation failed: on every rank if the ranks disagreed.
+    TypeError for another object than a handle.
     """
-    return handle.synchronize()
+    return _checked(handle).synchronize()
+
+
+def _checked(handle: Any) -> Handle | Handles:
+    if not isinstance(handle, Handle | Handles):
+        raise TypeError(
+            f"handle={handle!r:.60}: must be one that an asynchronous operation returned, such as allreduce_async, "
+            f"not {type_name(handle)}"
+        )
+    return handle

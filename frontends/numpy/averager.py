@@ -128,7 +128,7 @@ class GradientAverager:
         if name in self._begun or "" in self._begun:
             raise ValueError(f"name={name!r}: was begun already; call wait() first")
         found = [(f"{name}/{path}" if name and path else name or path, leaf) for path, leaf in leaves(tree)]
-        arrays = [as_array(leaf, self._op) for _, leaf in found]
+        arrays = [as_array(leaf, self._op, path) for path, leaf in found]
         outs = [
             writable(array, path) if self._in_place else np.empty_like(array)
             for array, (path, _) in zip(arrays, found, strict=True)

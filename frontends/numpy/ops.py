@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator, OpName, ProcessSet, global_process_set
+from collectives.arrays import check_dtype
 from collectives.compression import Compressor
 from collectives.trees import ARRAYS_AND_NUMBERS, Array, leaves, rebuilt
 from frontends.horovod import (
@@ -59,14 +60,15 @@ def allreduce(
     prescale_factor, postscale_factor   factors before and after the reduction
     compression   one of collectives.compression, for Average and Sum. GradientAverager adds error feedback
 
-    Raises TypeError or ValueError for a bad argument, such as a masked array; ValueError on every rank, with the keys,
-    if their trees have different ones. Raises HorovodInternalError if the ranks disagree about shapes, types or op, or
-    a rank is lost; after it only `shutdown` can be called, and the arrays are unchanged unless in place.
+    Raises TypeError or ValueError for a bad argument, such as a masked array or a dtype that cannot be communicated;
+    ValueError on every rank, with the keys, if their trees have different ones. Raises HorovodInternalError if the
+    ranks disagree about shapes, types or op, or a rank is lost; after it only `shutdown` can be called, and the arrays
+    are unchanged unless in place.
     """
     op = choose_op(op)
     comm = communicator_of(process_set)
     found = list(leaves(tree))
-    arrays = [as_array(leaf, op) for _, leaf in found]
+    arrays = [as_array(leaf, op, path) for path, leaf in found]
     outs = [
         writable(array, path) if in_place else np.empty_like(array)
         for array, (path, _) in zip(arrays, found, strict=True)
@@ -90,7 +92,7 @@ def allgather(tree: Any, *, process_set: ProcessSet = global_process_set) -> Any
     """
     comm = communicator_of(process_set)
     found = list(leaves(tree))
-    arrays = [np.asarray(leaf) for _, leaf in found]
+    arrays = [checked(np.asarray(leaf), path) for path, leaf in found]
     with as_horovod():
         if not isinstance(tree, ARRAYS_AND_NUMBERS):
             Agreement(comm, "allgather", [path for path, _ in found]).wait()
@@ -104,7 +106,7 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, *, process_set: ProcessS
     """
     comm, root = communicator_of(process_set), root_in(process_set, root_rank)
     found = list(leaves(tree))
-    arrays = [writable(leaf, path) for path, leaf in found if isinstance(leaf, np.ndarray)]
+    arrays = [writable(checked(leaf, path), path) for path, leaf in found if isinstance(leaf, np.ndarray)]
     numbers = [leaf for _, leaf in found if not isinstance(leaf, np.ndarray)]
     with as_horovod():
         if not isinstance(tree, ARRAYS_AND_NUMBERS):
@@ -117,10 +119,16 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, *, process_set: ProcessS
     return rebuilt(tree, (next(of_kind[isinstance(leaf, np.ndarray)]) for _, leaf in found))
 
 
-def as_array(leaf: Any, op: OpName) -> Array:
-    """Return the array of a leaf. Numbers to be averaged become floats."""
-    array = np.asarray(leaf)
+def as_array(leaf: Any, op: OpName, path: str) -> Array:
+    """Return the array of a leaf. Numbers to be averaged become floats. Raises TypeError as `checked`."""
+    array = checked(np.asarray(leaf), path)
     return array.astype(np.float64) if op == Average and _is_number(leaf) and array.dtype.kind in "iub" else array
+
+
+def checked(array: Array, path: str) -> Array:
+    """Return the array itself. Raises TypeError, naming the leaf, for a dtype that cannot be communicated."""
+    check_dtype(array.dtype, _argument(path))
+    return array
 
 
 def as_leaf(array: Array, leaf: Any) -> Any:
@@ -131,9 +139,13 @@ def as_leaf(array: Array, leaf: Any) -> Any:
 def writable(array: Array, path: str) -> Array:
     """Return the array itself. Raises ValueError if it is read-only."""
     if not array.flags.writeable:
-        raise ValueError(f"tree[{path!r}]: is a read-only array, which cannot be changed in place; give a copy")
+        raise ValueError(f"{_argument(path)}: is a read-only array, which cannot be changed in place; give a copy")
     return array
 
 
 def _is_number(leaf: Any) -> bool:
     return not isinstance(leaf, np.ndarray | np.generic)
+
+
+def _argument(path: str) -> str:
+    return f"tree[{path!r}]" if path else "tree"

@@ -39,6 +39,7 @@ DTYPES: Final = {
     for kind in (
         *(tf.bool, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64),
         *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
+        *(tf.as_dtype(f"float8_{form}") for form in ("e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")),
     )
 }
 _NUMBERS: Final = {dtype: number for number, dtype in DTYPES.items()}

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from collectives import Communicator, OpName, ProcessSet, world
+from collectives.negotiation import NameInFlightError
 from frontends.horovod import (
     ARRAYS,
     DENSE,
@@ -301,7 +302,23 @@ class GradientReduction:
                     gradient.slot.take(early)
 
     def _start(self, gradient: Gradient) -> None:
+        """Begin to reduce a complete gradient. After an error it counts as not begun. Raises ValueError for a name by
+        which another optimizer has begun to reduce one."""
         gradient.begun = True
+        try:
+            self._begin(gradient)
+        except BaseException as error:
+            gradient.begun = False
+            gradient.forget()
+            if isinstance(error, NameInFlightError):
+                raise ValueError(
+                    f"optimizer: cannot combine the gradient of {gradient.name!r}, as another DistributedOptimizer "
+                    "combines one of that name; let it step first, or give each its own names, such as "
+                    'named_parameters=[(f"critic.{name}", p) for name, p in critic.named_parameters()]'
+                ) from error
+            raise
+
+    def _begin(self, gradient: Gradient) -> None:
         group = gradient.group
         if group is None or not self._as_view:
             gradient.note()
@@ -313,14 +330,14 @@ class GradientReduction:
                 group.waiting.append(gradient)
             else:
                 self._move_to_slot(gradient)
-        group.ready += 1
-        if group.ready == len(group.parameters):
+        if group.ready + 1 == len(group.parameters):
             for late in take_together(group):
                 self._move_to_slot(late)
             if self._as_view:  # the views of a group are of one tensor, so that a move changes the versions of all
                 for member in group.members:
                     member.note()
             self._reduce_group(group)
+        group.ready += 1
 
     def _leave_old_groups(self) -> None:
         """After a change of the ranks, use no groups until all ranks make new ones: newcomers have none. The same after

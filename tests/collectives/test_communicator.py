@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import math
 import os
 import pickle
@@ -650,9 +651,10 @@ def test_local_and_cross_ranks() -> None:
             ronde.init(process_sets=[[0], [1]])
         with pytest.raises(RuntimeError, match=r"differs: tcp=.*spin_us=0.*world .*spin_us"):
             ronde.init(config={"tcp": {"spin_us": 0}})
-        for attempt in (pickle.dumps, copy.deepcopy):
-            with pytest.raises(TypeError, match=r"Communicator.* .*pickled"):
-                attempt(world)
+        ours = world, world.allreduce_async(X), world.repeated("allreduce", X), world.plan("allreduce", X)
+        for attempt, one in itertools.product((pickle.dumps, copy.deepcopy), ours):
+            with pytest.raises(TypeError, match=r"(Communicator|Queued|repeated).* .*pickled"):
+                attempt(one)
     finally:
         ronde.shutdown()
     assert not ronde.is_initialized()

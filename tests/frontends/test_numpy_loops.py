@@ -94,6 +94,26 @@ def test_masked_arrays_are_refused(worlds: Worlds) -> None:
     worlds.get("local", 2).run(masked)
 
 
+def foreign(comm: Communicator) -> None:
+    array = np.ones(2).astype(">f4")
+    averager = hvd.GradientAverager(backward_passes_per_step=2)
+    for function in (hvd.allreduce, hvd.allgather, hvd.broadcast_parameters, averager.begin):
+        with pytest.raises(TypeError, match=r"tree: .*native byte order"):
+            function(array)
+        with pytest.raises(TypeError, match=r"tree\['layers/1'\]: .*native byte order"):
+            function({"layers": [np.ones(2), array]})
+    with pytest.raises(TypeError, match=r"tree\['count'\]: dtype object"):
+        hvd.allreduce({"count": 2**70})
+    for number in (1.0, 3.0):
+        averager.begin({"w": np.full(2, number)})
+        averages = averager.wait()
+    assert averages["w"].tolist() == [2.0, 2.0]
+
+
+def test_a_leaf_that_cannot_be_communicated_is_named(worlds: Worlds) -> None:
+    worlds.get("local", 2).run(foreign)
+
+
 @pytest.mark.parametrize(("transport", "size"), WORLDS)
 def test_trees(worlds: Worlds, transport: str, size: int) -> None:
     worlds.get(transport, size).run(trees)

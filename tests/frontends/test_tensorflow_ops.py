@@ -23,7 +23,19 @@ import frontends.tensorflow as hvd  # noqa: E402
 from frontends.tensorflow_ops.done import Done  # noqa: E402
 
 Pools = Callable[[int], Pool]
-DTYPES = ("float32", "bfloat16", "int64", "float64", "float16", "int32", "int16", "int8", "uint8", "uint16")
+DTYPES = (
+    "float32",
+    "bfloat16",
+    "int64",
+    "float64",
+    "float16",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "uint16",
+    "float8_e4m3fn",
+)
 COMPILED = DTYPES[:3]
 ROOT = Path(__file__).parents[2]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -188,6 +190,9 @@ def mistakes(rank: int, size: int) -> None:
         hvd.allreduce(torch.ones(2), average=True, op=hvd.Sum)
     with pytest.raises(TypeError, match="dense"):
         hvd.allreduce(torch.ones(2).to_sparse())
+    for function, wrong in itertools.product((hvd.synchronize, hvd.poll), (3, None, [], torch.ones(2))):
+        with pytest.raises(TypeError, match=rf"handle={re.escape(repr(wrong))}: .*allreduce_async.*not "):
+            function(wrong)
     first = hvd.allreduce_async(torch.ones(2) * (rank + 1), name="twice") if rank == 0 else None
     if first is not None:
         assert not hvd.poll(first)

@@ -709,6 +709,32 @@ def test_parameters_that_ranks_list_in_different_orders(pool: Pools) -> None:
         ranks.close()
 
 
+def two_without_names(rank: int, size: int, options: dict[str, Any]) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    first, second = (hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), **options) for weight in weights)
+    for step in range(3):
+        if rank == 0:
+            weights[0].sum().backward()
+            with pytest.raises(ValueError, match=r"param_groups.0.0.*named_parameters"):  # rank 1 is not there yet
+                (10 * weights[1]).sum().backward()
+        hvd.barrier()
+        if rank == 1:
+            weights[0].sum().backward()
+        first.step()
+        if rank == 1:
+            (20 * weights[1]).sum().backward()
+        second.step()
+        assert weights[0].tolist() == [-1.0 * (step + 1)] * 2
+        assert weights[1].tolist() == [-15.0 * (step + 1)] * 2
+        first.zero_grad()
+        second.zero_grad()
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"gradient_as_bucket_view": True}])
+def test_two_optimizers_without_names_at_work_at_once(pool: Pools, options: dict[str, Any]) -> None:
+    pool(2).run(in_world, two_without_names, options)
+
+
 def other_parameters(rank: int, size: int, op: str) -> str:
     one, two = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     own, names = [one, two][: 1 + rank], [("one", one), ("two", two)]
