@@ -82,7 +82,7 @@ Ctrl-C ends all ranks and their child processes. A second Ctrl-C kills them at o
 EXAMPLES: Final = """\
 examples:
   ronde run -np 4 train.py --lr 0.1            a file that ends in .py runs in this Python
-  ronde run -np 4 python -m package.train      any other command runs unchanged
+  ronde run -np 4 -m package.train             so does a module; any other command runs unchanged
   ronde run -np 2 --transport tcp --set tcp.interface=lo train.py
   ronde run -np 2 --time-limit 600 pytest tests  end the job after ten minutes, with exit code 124
   ronde run -np 2 --no-prefix train.py | tee log
@@ -118,6 +118,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_limits(parser)
     parser.add_argument(
         "--mpi4py", action="store_true", help="let a program of Python that imports mpi4py find ronde.mpi in its place"
+    )
+    parser.add_argument(
+        "-m", "--module", action="store_true", help="the program is a module of Python, as with torchrun -m"
     )
     parser.add_argument("--transport", metavar="NAME", help="transport between the ranks (ronde doctor lists them)")
     parser.add_argument(
@@ -332,7 +335,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 def main(args: argparse.Namespace) -> int:
     """Start the ranks and wait for them; the exit code. Raises ConfigError for a bad setting, with nothing started."""
-    command = as_command(args.command, mpi4py=args.mpi4py)
+    command = as_command(args.command, mpi4py=args.mpi4py, module=args.module)
     if not command or not command[0]:  # `"$PROGRAM"` may be empty
         args.parser.error("no program given; put a command after the options, for example: ronde run -np 4 train.py")
     never = ("timeout", "0")  # as Horovod has it
@@ -364,7 +367,7 @@ def main(args: argparse.Namespace) -> int:
     if args.nodes is not None:
         return run_node(args, command, extra, options)
     places = places_of(args)
-    if all(place.is_here for place in places):
+    if all(place.is_here for place in places) and not args.module:
         check_file(args.command)
     return run_job(command, extra, places=places, **options)
 
@@ -541,11 +544,13 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def as_command(words: Sequence[str], *, mpi4py: bool = False) -> list[str]:
-    """The command to execute for the words on the command line: a .py file runs in this Python. With `mpi4py` the
-    program finds ronde.mpi under that name. Raises ConfigError if that is no program of Python."""
+def as_command(words: Sequence[str], *, mpi4py: bool = False, module: bool = False) -> list[str]:
+    """The command to execute for the words on the command line: a .py file runs in this Python, and so does a `module`.
+    With `mpi4py` the program finds ronde.mpi under that name. Raises ConfigError if that is no program of Python."""
     command = list(words[1:] if words[:1] == ["--"] else words)
-    if command and command[0].endswith(".py"):
+    if command and module:
+        command = [sys.executable, "-m", *command]
+    elif command and command[0].endswith(".py"):
         command.insert(0, sys.executable)
     if not mpi4py or not command:
         return command

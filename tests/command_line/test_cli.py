@@ -170,6 +170,13 @@ def test_command_to_execute(words: list[str], command: list[str]) -> None:
     assert run_command.as_command(words) == command
 
 
+@pytest.mark.parametrize(("words", "command"), [(["a.b", "-m"], [sys.executable, "-m", "a.b", "-m"]), ([], [])])
+def test_a_module_runs_in_this_python(words: list[str], command: list[str]) -> None:
+    assert run_command.as_command(words, module=True) == command
+    mpi = [*command[:1], "-m", "ronde.mpi", *command[1:]] if command else []
+    assert run_command.as_command(words, module=True, mpi4py=True) == mpi
+
+
 @pytest.mark.parametrize(
     ("words", "command"),
     [

@@ -111,6 +111,12 @@ def test_a_python_file_runs_in_this_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_module_runs_in_this_python() -> None:
+    done = ronde("run", "-np", "2", "--no-prefix", "-m", "base64", "-t")
+    assert (done.returncode, done.stdout.count(b"b'Aladdin:")) == (0, 4), done.stderr
+
+
+@pytest.mark.processes
 def test_only_rank_0_reads_the_input() -> None:
     code, out, _ = run(2, "cat; echo end", given=b"hello\n")
     assert code == 0

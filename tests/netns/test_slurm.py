@@ -74,6 +74,20 @@ def test_nothing_is_left_after_the_launcher_was_killed(cluster: Slurm) -> None:
         process.communicate(timeout=BOUND)
 
 
+def test_an_elastic_job_ends_with_its_allocation(cluster: Slurm) -> None:
+    """scancel ends the steps, but not the launcher in salloc, nor the ranks beside it."""
+    script = f"echo ready; exec sleep {SLEEP}"
+    with cluster.running(*salloc(2, 1, [*RUN, "--min-np", "1", "sh", "-c", script])) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert b"ready" in process.stdout.readline()
+        code, _, err = cluster.run("scancel", "--user=root")
+        assert code == 0, err
+        _, errors = process.communicate(timeout=BOUND)
+    assert "ronde: the allocation has ended: scontrol show job " in errors.decode()
+    assert not cluster.processes("sleep", SLEEP)
+
+
 def name_of(pid: int) -> str:
     """The name of a process's program."""
     with open(f"/proc/{pid}/comm") as file:

@@ -21,6 +21,7 @@ from collectives.launch.hosts.connection import fields_of
 from collectives.launch.processes import Guardian
 from collectives.launch.store_keeper import Question, WayToStore
 from collectives.version import __version__
+from transports.rendezvous import host_identity
 
 LOST: Final = 255
 """Exit code of a job whose first failure is the loss of a host, as ssh(1) has it for a lost connection."""
@@ -30,6 +31,7 @@ LOST: Final = 255
 class Facts:
     """A host's description of itself, before ranks start.
 
+    machine  the same for hosts that are one machine under several names; "" if unknown
     address  the address by which the launcher reached it; "" if unknown
     port     a port that was free there
     """
@@ -37,6 +39,7 @@ class Facts:
     ronde: str = "of an unknown version"
     python: str = "an unknown Python"
     hostname: str = ""
+    machine: str = ""
     address: str = ""
     port: int = 0
 
@@ -44,7 +47,7 @@ class Facts:
     def own(address: str = "", port: int = 0) -> Facts:
         """The facts of this process."""
         python = f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
-        return Facts(__version__, python, socket.gethostname(), address, port)
+        return Facts(__version__, python, socket.gethostname(), host_identity(), address, port)
 
     @staticmethod
     def told(values: Mapping[Any, Any]) -> Facts:

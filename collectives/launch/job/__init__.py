@@ -7,6 +7,7 @@ and again.
 from __future__ import annotations
 
 from collectives.launch.job.discovery import (
+    AllocationEnded,
     Discovery,
     DiscoveryError,
     discovery_mark,
@@ -20,6 +21,7 @@ from collectives.launch.job.host_list import NamedHost, allocated, check_slots, 
 from collectives.launch.job.job import Elastic, Job, Place, StartError
 
 __all__ = [
+    "AllocationEnded",
     "Discovery",
     "DiscoveryError",
     "Elastic",

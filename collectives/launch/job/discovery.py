@@ -28,6 +28,12 @@ COMMAND_SECONDS: Final = 30.0
 MARK: Final = "RONDE_DISCOVERY"
 """Variable with the process of the launcher, by which a command that still runs when the job ends is found."""
 
+_ENDED: Final = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+)
+"""States of a job of Slurm that has its nodes no more. salloc does not end the launcher then."""
+
 _MAX_OUTPUT: Final = 1 << 20
 _PIPE_BYTES: Final = 1 << 16
 _SHOWN: Final = 300
@@ -37,11 +43,15 @@ class DiscoveryError(Exception):
     """The hosts could not be found this time. Those of the last time stay, and it is tried again."""
 
 
+class AllocationEnded(Exception):
+    """The hosts belong to this job no more, and none will come."""
+
+
 @dataclass(frozen=True)
 class Discovery:
     """A way to find hosts. Its text names it for a message.
 
-    find     the hosts now. It may take up to COMMAND_SECONDS, and raises DiscoveryError
+    find     the hosts now. It may take up to COMMAND_SECONDS. Raises DiscoveryError, AllocationEnded
     changes  False if the hosts are always the same
     """
 
@@ -127,6 +137,9 @@ def slurm_job(environment: Mapping[str, str], hosts: Sequence[NamedHost], slots:
 
     def find() -> Sequence[NamedHost]:
         text = _output(["scontrol", "--oneliner", "show", "job", job], where)
+        state = re.search(r"(?:^|\s)JobState=(\w+)", text)
+        if state is not None and state[1] in _ENDED:
+            raise AllocationEnded(f"the allocation has ended: {where}: JobState={state[1]}")
         found = re.search(r"(?:^|\s)NodeList=(\S+)", text)
         if found is None or found[1] == "(null)":
             raise DiscoveryError(f"{where}: names no nodes: {_shown(text)}")

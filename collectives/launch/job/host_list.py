@@ -17,6 +17,7 @@ _FORMS: Final = "NAME, NAME:SLOTS, USER@NAME:SLOTS or [IPV6]:SLOTS"
 _MAX_SLOTS: Final = 65536
 _NODES: Final = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _TASKS: Final = "SLURM_TASKS_PER_NODE"
+_COMPONENTS: Final = ("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
 _NO_TASKS: Final = ("batch", "extern", "interactive", "4294967290", "4294967291", "4294967292")
 """Steps that are a user's shell or script; the numbers are those of slurm.h (SLURM_INTERACTIVE_STEP and others)."""
 
@@ -150,7 +151,8 @@ def one_here(hosts: Iterable[NamedHost]) -> list[NamedHost]:
 def allocated(environment: Mapping[str, str]) -> list[NamedHost] | None:
     """The nodes with the numbers of their tasks; None outside of an allocation, and for a process that srun started.
 
-    Raises ConfigError for variables that cannot be read, and if srun has started this launcher several times.
+    Raises ConfigError for variables that cannot be read, for a heterogeneous job, which has several allocations, and if
+    srun has started this launcher several times.
     """
     if "SLURM_JOB_ID" not in environment or environment.get(launchers.VARIABLE) == "none":
         return None
@@ -161,6 +163,13 @@ def allocated(environment: Mapping[str, str]) -> list[NamedHost] | None:
                 f"once, in sbatch or salloc, or start the program itself by srun"
             )
         return None
+    components = next((name for name in _COMPONENTS if name in environment), None)
+    if components is not None:
+        raise ConfigError(
+            f"{components}={environment[components]}: the nodes of a heterogeneous job are not all known here: start "
+            f"the program itself by srun, as by `srun --het-group=0,1 train.py`, or name the hosts by -H; "
+            f"{launchers.VARIABLE}=none is for this node alone"
+        )
     name = next((name for name in _NODES if name in environment), None)
     if name is None:
         return None

@@ -270,14 +270,9 @@ class Relay:
         self.update()
 
     def update(self) -> None:
-        """Stop or resume the output of ranks where a sink became full or drained; register sinks that have something to
-        write."""
+        """Register sinks that have something to write; stop or resume the output of ranks where a sink became full or
+        drained. A file is written before that: no event would resume the output."""
         for sink, reading in self._reading.items():
-            if reading == sink.full:
-                self._reading[sink] = not reading
-                for stream, other in self._sinks.items():
-                    if other is sink:
-                        self._want(stream, not reading)
             if sink.pending and sink not in self._writing:
                 try:
                     self._selector.register(sink.fd, selectors.EVENT_WRITE, partial(self._write, sink))
@@ -285,6 +280,11 @@ class Relay:
                 except PermissionError:  # epoll refuses regular files, which are always writable
                     while sink.pending:
                         self._write(sink)
+            if reading == sink.full:
+                self._reading[sink] = not reading
+                for stream, other in self._sinks.items():
+                    if other is sink:
+                        self._want(stream, not reading)
 
     @property
     def pending(self) -> bool:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from collectives.launch.hosts import Host
-from collectives.launch.job import DiscoveryError, Elastic, NamedHost, Place, discovery_mark
+from collectives.launch.job import AllocationEnded, DiscoveryError, Elastic, NamedHost, Place, discovery_mark
 from collectives.launch.processes import marked, signal_process
 from collectives.launch.store_keeper import StoreKeeper, serving_address
 from collectives.launch.supervision.control import ControlSocket
@@ -207,6 +207,9 @@ class ElasticJob:
                     return
             except DiscoveryError as error:
                 post(partial(self._on_trouble, str(error)))
+            except AllocationEnded as error:
+                post(partial(self._end, 1, str(error)))
+                return
             finally:
                 self._looks_since = None
             closing.wait(FIND_SECONDS)

@@ -141,6 +141,7 @@ class _Supervisor(Listener):
         else:
             ranks, now = [place.ranks for place in job.places], time.monotonic()
             self._plan = scaling.FixedPlan(ranks, now, start_seconds=job.start_timeout, keep_going=job.keep_going)
+        self._machines: dict[str, str] = {}  # of the hosts that were reached: their machines
         self._ranks: dict[int, Rank] = {}
         self._first_size = 0  # number of ranks of the first world
         self._store_host: RemoteHost | None = None  # that serves the store; None: this one
@@ -386,11 +387,12 @@ class _Supervisor(Listener):
         if used is None:  # lost since the plan has decided
             return
         used.ranks += [self._ranks[number] for number in numbers]
-        room = len(numbers) if self._elastic is None else self._elastic.plan.slots(key)
+        room = self._room(key)
+        before, beside = self._rooms_beside(key)
         start = Start(
             *(job.command, numbers, size, self._served[0], job.name, self._torch_address(), job.secret),
-            first_local=slot or 0,
-            local_size=len(numbers) if slot is None else max(slot + 1, room),
+            first_local=before + (slot or 0),
+            local_size=beside + (len(numbers) if slot is None else max(slot + 1, room)),
             room=room,
             joins=slot is not None,
         )
@@ -402,6 +404,19 @@ class _Supervisor(Listener):
             name = f"host {host.name}: " if self._elastic is None and len(self._places) > 1 else ""
             raise StartError(name + failure.text, failure.exit_code) from error
         self._expect(used, lambda: host.running, "did not start its ranks")
+
+    def _room(self, key: str) -> int:
+        """The number of ranks that a host may come to have."""
+        return len(self._places[key].ranks) if self._elastic is None else self._elastic.plan.slots(key)
+
+    def _rooms_beside(self, key: str) -> tuple[int, int]:
+        """The number of ranks that other hosts may come to have which are the same machine under another name: those
+        that are named before this one, and all. A node that was started by hand is a machine by itself: its user may
+        have divided the devices."""
+        machine, names = self._machines.get(key), list(self._places)
+        same = [name for name in names if machine and self._machines.get(name) == machine and name != key]
+        rooms = {name: self._room(name) for name in same}
+        return sum(room for name, room in rooms.items() if names.index(name) < names.index(key)), sum(rooms.values())
 
     @property
     def _served(self) -> tuple[str, tuple[str, int]]:
@@ -438,7 +453,10 @@ class _Supervisor(Listener):
                 self._closing.remove((host, until))
 
     def _on_ready(self, key: str, host: Host) -> None:
-        found, own = (host.facts or Facts()).versions, Facts.own().versions
+        facts = host.facts or Facts()
+        found, own = facts.versions, Facts.own().versions
+        if self._places[key].connected is None:
+            self._machines[key] = facts.machine
         if self._elastic is not None and found != own:
             self._lose(key, Failure(f"it has {found}, the launcher {own}"))
             return

@@ -42,13 +42,14 @@ def run(
 
 @pytest.mark.processes
 def test_ranks_of_two_hosts(tmp_path: Path) -> None:
+    """They are one machine under two names, whose ranks have local ranks of their own: they choose devices by them."""
     script = "echo $RONDE_RANK $RONDE_SIZE $RONDE_LOCAL_RANK $RONDE_LOCAL_SIZE $OF_LOGIN $PWD; echo problem >&2"
     code, out, err = run(tmp_path, script, "-H", "h1:2,h2")
     assert code == 0, err
     assert out == [
-        f"[rank 0, h1] 0 3 0 2 h1 {os.getcwd()}",
-        f"[rank 1, h1] 1 3 1 2 h1 {os.getcwd()}",
-        f"[rank 2, h2] 2 3 0 1 h2 {os.getcwd()}",
+        f"[rank 0, h1] 0 3 0 3 h1 {os.getcwd()}",
+        f"[rank 1, h1] 1 3 1 3 h1 {os.getcwd()}",
+        f"[rank 2, h2] 2 3 2 3 h2 {os.getcwd()}",
     ]
     assert sorted(err.splitlines()) == [
         "[rank 0, h1] problem",

@@ -56,6 +56,7 @@ def test_no_allocation(environment: dict[str, str]) -> None:
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "srun has started 4 copies of this launcher"),
         ({"SLURM_TASKS_PER_NODE": "2(x2)"}, "describes 2 nodes, but SLURM_JOB_NODELIST has 3"),
         ({"SLURM_TASKS_PER_NODE": "two"}, "must be numbers of tasks"),
+        ({"SLURM_HET_SIZE": "2"}, "SLURM_HET_SIZE=2: "),
         ({"SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST="),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from collectives.launch.job import discovery
-from collectives.launch.job.discovery import Discovery, DiscoveryError, dns, host_file, slurm_job
+from collectives.launch.job.discovery import AllocationEnded, Discovery, DiscoveryError, dns, host_file, slurm_job
 from collectives.launch.job.host_list import NamedHost
 from tests.collectives.launch.launcher import Watch
 from transports.errors import ConfigError
@@ -180,5 +180,11 @@ def test_an_allocation_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     nodes.write_text("JobId=7 NodeList=(null)")
     with pytest.raises(DiscoveryError, match=r"show job 7.*no nodes"):
         found.find()
+    nodes.write_text("JobId=7 JobState=RUNNING NodeList=n1")
+    assert slots(found) == {"n1": 2}
+    for state in ("CANCELLED", "TIMEOUT", "NODE_FAIL", "COMPLETING"):
+        nodes.write_text(f"JobId=7 JobState={state} NodeList=n[1-2]")  # it keeps them
+        with pytest.raises(AllocationEnded, match=f"show job 7: JobState={state}"):
+            found.find()
     with pytest.raises(DiscoveryError, match=r"scontrol show job 8: exited with 1"):
         slurm_job({"SLURM_JOB_ID": "8"}, [], 1).find()

@@ -118,6 +118,39 @@ def test_the_tail_holds_the_last_lines() -> None:
     assert len(lines[-1]) < 2100
 
 
+@contextlib.contextmanager
+def relay_to(path: str, wanted: dict[int, bool]) -> Iterator[Relay]:
+    """A relay to this file in place of stdout. `wanted`: what it has said last of each kind of output."""
+    before = os.dup(1)
+    with open(path, "wb", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+    try:
+        with (
+            selectors.DefaultSelector() as selector,
+            contextlib.closing(Relay(selector, lambda stream, is_wanted: wanted.update({stream: is_wanted}))) as relay,
+        ):
+            relay.open()
+            yield relay
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+
+
+@pytest.mark.parametrize("kind", ["file", "/dev/null"])
+def test_more_output_than_a_sink_holds_at_once_goes_to_a_file(tmp_path: Path, kind: str) -> None:
+    """The selector tells nothing of a file, so that no event would resume the output."""
+    path, wanted, lines = tmp_path / "out" if kind == "file" else Path(kind), {STDOUT: True}, b"line\n" * FULL
+    with relay_to(str(path), wanted) as relay:
+        for rank in range(2):
+            relay.add(rank, b"", Tail(), None)
+            relay.feed(rank, STDOUT, lines)
+        relay.update()
+        assert not relay.pending
+        assert wanted[STDOUT]
+    if kind == "file":
+        assert path.read_bytes() == 2 * lines
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "stdout").symlink_to("/dev/full")
