@@ -58,7 +58,7 @@ from frontends.torch.groups import (
     whole_mean,
 )
 from frontends.torch.monitored import MonitoredBarrier
-from frontends.torch.stores import leaving, open_store
+from frontends.torch.stores import leaving, open_store, own_part
 from frontends.torch.tensors import as_array, writable_array
 from frontends.torch.works import Callbacks, Done, Finish, Work, eager, for_torch
 from frontends.torch_backend import announce
@@ -89,14 +89,22 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup
             communicator = connect(join(rank, size, meeting, secret=secret, deadline=deadline), config, deadline)
         except RondeError as error:
             raise dist.DistBackendError(str(error)) from error
-        return ProcessGroup(communicator, store, seconds, resources.pop_all())
+        monitored = MonitoredBarrier(own_part(store, secret), rank, size)
+        return ProcessGroup(communicator, store, monitored, seconds, resources.pop_all())
 
 
 @eager
 class ProcessGroup(Described):
     """A communicator as a torch process group."""
 
-    def __init__(self, communicator: Communicator, store: Any, seconds: float, resources: contextlib.ExitStack) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        store: Any,
+        monitored: MonitoredBarrier,
+        seconds: float,
+        resources: contextlib.ExitStack,
+    ) -> None:
         """`seconds` is the communicator's timeout. `resources` are closed after the communicator."""
         super().__init__(communicator.rank, communicator.size, store)
         self.communicator = communicator
@@ -106,7 +114,7 @@ class ProcessGroup(Described):
         self._begun = 0
         self._messages = 0  # not in `_begun`, as ranks have different numbers of them
         self._splits = 0
-        self._monitored = MonitoredBarrier(store, communicator.rank, communicator.size)
+        self._monitored = monitored
         self._group_callbacks = Callbacks()
         self._kept: deque[Work] = deque(maxlen=_KEPT)
         end_with_process(self._end, self._abort_with, resources)

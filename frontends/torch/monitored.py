@@ -17,7 +17,7 @@ class MonitoredBarrier:
     """The monitored barriers of one group, for one rank."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
-        """`store` is torch's, for these ranks alone."""
+        """`store` is a part of torch's for this group alone: an earlier one's keys would be taken for its ranks."""
         self._store = store
         self._rank = rank
         self._size = size
@@ -73,4 +73,4 @@ class MonitoredBarrier:
             self._store.delete_key(self._key(name, -1))
 
     def _key(self, name: int | str, after: int = 0) -> str:
-        return f"ronde/monitored/{self._number + after}/{name}"
+        return f"monitored/{self._number + after}/{name}"

@@ -6,6 +6,7 @@ torch's own store is sufficient to connect the ranks, but not for later use, suc
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 import time
@@ -60,6 +61,12 @@ def open_store(
     except RuntimeError as error:  # torch has one error for a late key and for a store that is gone
         kind = DeadlineExceeded if time.monotonic() >= deadline - _SHORTEST else RendezvousError
         raise kind(f"rank {rank} did not hear from rank 0 in torch's store: {error}", rank=rank) from error
+
+
+def own_part(theirs: Any, secret: bytes) -> dist.PrefixStore:
+    """Return a part of torch's store `theirs` in which nothing is left of other groups, for the ranks that have this
+    group's `secret`. torch gives a group that is made anew the name of the one before, so also the keys."""
+    return dist.PrefixStore(f"ronde/{hashlib.blake2b(secret, digest_size=8).hexdigest()}", theirs)
 
 
 @contextlib.contextmanager

@@ -212,6 +212,23 @@ def test_s5_monitored_barrier_tells_who_does_not_come(pool: Pools, meeting: str,
     assert last == ["[Rank 2]: Rank 0 failed to pass monitoredBarrier in 200 ms"]
 
 
+def barriers_of_groups_made_anew(path: str) -> None:
+    """torch names such a group by its ranks, so it has the keys of the one before."""
+    with group(path) as (rank, size):
+        store = dist.group.WORLD.get_group_store()
+        for life in range(3):
+            both = dist.new_group(list(range(size)), use_local_synchronization=True)
+            if rank == 1:
+                store.set(f"came {life}", "")
+            both.monitored_barrier(timedelta(seconds=2))
+            assert store.check([f"came {life}"])
+            dist.destroy_process_group(both)
+
+
+def test_monitored_barriers_of_a_group_that_is_made_anew(pool: Pools, meeting: str) -> None:
+    pool(2).run(barriers_of_groups_made_anew, meeting)
+
+
 def waits(path: str, way: str) -> str:
     """The error of a call to which the other rank does not come."""
     with group(path) as (rank, _):
