@@ -28,7 +28,7 @@ from frontends.mpi.constants import (
 )
 from frontends.mpi.datatypes import BYTE, Datatype
 from frontends.mpi.errhandlers import ERRORS_RETURN, Handling
-from frontends.mpi.errors import error, failure, missing
+from frontends.mpi.errors import error, missing
 from frontends.mpi.file_views import View
 from frontends.mpi.groups import Group
 from frontends.mpi.handles import Body
@@ -75,12 +75,6 @@ class FileBody(Body):
         self.errhandler: Any = FILE_HANDLING.errhandler
         self.atomic = False
         self.pending: tuple[int, int, int, bool] | None = None
-
-    def check(self) -> None:
-        """Raise if the job has failed."""
-        cause = self.peers.process.world.failure
-        if cause is not None:
-            raise failure(cause)
 
     def check_random(self) -> None:
         """Raise Exception unless the file is open for access in any order."""
@@ -319,7 +313,7 @@ class FileBase(Informed, Handling):
     def _advance(self, elements: int) -> int:
         """Move the shared pointer; the place where it was."""
         pointer = self._shared()
-        with pointer.locked(0, self._known().check):
+        with pointer.locked(0, self._known().peers.process.look):
             words = pointer.memory.view(np.int64)
             before = int(words[0])
             words[0] = before + elements

@@ -18,7 +18,7 @@ from frontends.mpi.comm import COMM_SELF, Intracomm
 from frontends.mpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED, PROC_NULL
 from frontends.mpi.datatypes import BY_CODE
 from frontends.mpi.errhandlers import Handling
-from frontends.mpi.errors import error, failure, missing
+from frontends.mpi.errors import error, missing
 from frontends.mpi.groups import Group
 from frontends.mpi.handles import SURFACE
 from frontends.mpi.info import INFO_NULL, Info, Informed
@@ -63,12 +63,6 @@ class WinBody(AttributedBody):
         self.held: set[int] = set()
         self.ending: list[Receiving] | None = None
         self.accessed: tuple[int, ...] | None = None
-
-    def check(self) -> None:
-        """Raise if the job has failed."""
-        cause = self.peers.process.world.failure
-        if cause is not None:
-            raise failure(cause)
 
 
 class Win(Attributed, Informed, Handling):
@@ -271,7 +265,7 @@ class Win(Attributed, Informed, Handling):
         if ronde_op != "no_op" and block.nbytes != place.nbytes:
             raise ValueError(f"target: {place.nbytes} bytes; must be the {block.nbytes} of the origin")
         rank = next(n for n, part in enumerate(body.parts) if part is not None and part[0] is place.memory)
-        with body.locks.locked(body.peers.size + rank, body.check):
+        with body.locks.locked(body.peers.size + rank, body.peers.process.look):
             before = place.array(dtype).copy()
             if fetched is not None:
                 fetched.write(before.view(np.uint8))
@@ -307,7 +301,7 @@ class Win(Attributed, Informed, Handling):
         fetched = message(result, writable=True)
         _check_single(fetched, given, expected)
         place = self._target(target_rank, fetched, (target_disp, 1))
-        with body.locks.locked(body.peers.size + target_rank, body.check):
+        with body.locks.locked(body.peers.size + target_rank, body.peers.process.look):
             before = place.read().copy()
             fetched.write(before)
             if np.array_equal(before, expected.read()[: len(before)]):
@@ -343,7 +337,7 @@ class Win(Attributed, Informed, Handling):
         self._place(rank)
         if rank in body.held:
             raise error("ERR_RMA_SYNC", f"rank {rank}: this rank has locked its part already")
-        body.locks.lock(rank, body.check, shared=lock_type == LOCK_SHARED)
+        body.locks.lock(rank, body.peers.process.look, shared=lock_type == LOCK_SHARED)
         body.held.add(rank)
 
     def _place(self, rank: int) -> None:
