@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -152,25 +153,26 @@ class FileBase(Informed, Handling):
         return made
 
     def Close(self) -> None:
-        body = self._known()
-        _barrier(body)
+        self._known()
         self._release()
+
+    def _release(self) -> None:
+        """Close it, also if ranks are lost, which raises afterwards."""
+        body = self._known()
         self._body = None
-        try:
+        with contextlib.closing(body.peers):
+            try:
+                _barrier(body)
+            finally:
+                if body.descriptor >= 0:
+                    os.close(body.descriptor)
+                    body.descriptor = -1
+                if body.pointer is not None:
+                    body.pointer.close()
             if body.amode & MODE_DELETE_ON_CLOSE:
                 together(body.peers, lambda: _system(os.unlink, body.name) if body.peers.rank == 0 else None)
             else:
                 _barrier(body)
-        finally:
-            body.peers.close()
-
-    def _release(self) -> None:
-        body = self._known()
-        if body.descriptor >= 0:
-            os.close(body.descriptor)
-            body.descriptor = -1
-        if body.pointer is not None:
-            body.pointer.close()
 
     @classmethod
     def Delete(cls, filename: Any, info: Info = INFO_NULL) -> None:

@@ -24,8 +24,8 @@ INTERNAL: Final = TAG_LIMIT + 1
 ANY_TAGS: Final = range(TAG_LIMIT + 1)
 _EAGER: Final = 1 << 16
 """Bytes up to which a message between threads of one process is copied, so that its send does not wait."""
-_SLICE: Final = 0.05
-"""Seconds between looks for a failure while the program has not ended an operation."""
+SLICE: Final = 0.05
+"""Seconds between looks for a failure in what the program itself waits for."""
 
 Envelope = tuple[int, int, int, bool]
 """Source, tag, number of bytes, and True if it was cancelled."""
@@ -117,7 +117,7 @@ class Prompted(Operation):
         return False
 
     def wait(self) -> None:
-        while not self._prompt.wait(_SLICE):
+        while not self._prompt.wait(SLICE):
             self._process.look()
 
     def wait_briefly(self, seconds: float) -> None:
