@@ -153,7 +153,6 @@ class Executor:
         """Instructions that are kept bound, by form. Emptied with the plans."""
         self._exposed: tuple[Array, ...] = ()
         """Copies that a failed speculative call has exposed: another rank may read them until it knows."""
-        self._disagreement: MismatchError | None = None
         windows.on_release(self.forget_plans)
         positions.add(self)
         forking.register(self)
@@ -600,10 +599,12 @@ class Executor:
 
     def _disagree(self, plan: Plan, number: int, detail: str) -> MismatchError:
         """The error for a mismatch that this rank noticed or heard of in its call `number`."""
-        if self._disagreement is None:
+        known = self.abort_signal.disagreement
+        if known is None:
             store, said = self._transport.group.store, f"{plan.call.describe()}, its call {number}"
-            self._disagreement = mismatch(store, self.key, self.rank, len(self.ranks), said, detail)
-        return MismatchError(self._disagreement.message, rank=self._disagreement.rank)
+            known = mismatch(store, self.key, self.rank, len(self.ranks), said, detail)
+            self.abort_signal.disagreement = known
+        return MismatchError(known.message, rank=known.rank)
 
 
 class _Staging:

@@ -15,7 +15,15 @@ from typing import Final
 
 from collectives.flight import FlightRecord
 from transports.base import Transport
-from transports.errors import ClosedError, ConnectError, DeadlineExceeded, ForkedError, PeerLost, RondeError
+from transports.errors import (
+    ClosedError,
+    ConnectError,
+    DeadlineExceeded,
+    ForkedError,
+    MismatchError,
+    PeerLost,
+    RondeError,
+)
 from transports.rendezvous import Causes
 from transports.store import Awaited, Store
 
@@ -36,8 +44,9 @@ class AbortSignal:
     Any thread may call its methods, except `wait`. They raise nothing, except `notify` and `wait`. In a forked child
     they send nothing.
 
-    departure  the error of a named operation that failed since another rank had closed, which aborts nothing; None if
-               there is none
+    departure     the error of a named operation that failed since another rank had closed, which aborts nothing; None
+                  if there is none
+    disagreement  the table of the ranks' calls that do not fit together, once a call of this rank has made it
     """
 
     def __init__(self, transport: Transport, flight: FlightRecord) -> None:
@@ -51,6 +60,7 @@ class AbortSignal:
         self._cause_came = False
         self._explain: ExplainTimeout | None = None
         self.departure: RondeError | None = None
+        self.disagreement: MismatchError | None = None
 
     @property
     def failure(self) -> RondeError | None:
@@ -65,6 +75,11 @@ class AbortSignal:
     def explain_timeouts(self, explain: ExplainTimeout) -> None:
         """Let `explain` find the culprit of every DeadlineExceeded that `fail` is given."""
         self._explain = explain
+
+    def told(self, failure: RondeError) -> RondeError:
+        """The error by which later calls of this rank tell of a failure of the transport: the table of the ranks' calls
+        if these do not fit together and it is known."""
+        return self.disagreement if self.disagreement and isinstance(failure, MismatchError) else failure
 
     def raise_abort(self, cause: RondeError) -> None:
         """Abort, and tell all ranks the cause. A later abort has no effect: the first cause wins."""
@@ -108,6 +123,8 @@ class AbortSignal:
         if self._explain is not None and isinstance(own, DeadlineExceeded):
             own = self._explain(own)
         cause = self.resolve(own)
+        if self.told(cause) is not cause:
+            return self.told(cause).within(context)
         return copy.copy(own) if cause is own else cause.within(context)
 
     def poll(self) -> None:

@@ -183,7 +183,7 @@ class Engine:
         failure = self._refusal or self._transport.failure
         if failure is not None:
             self._abort_signal.note_departure(failure)
-            raise failure.within(f"submitting {operation.describe()}")
+            raise self._abort_signal.told(failure).within(f"submitting {operation.describe()}")
         self._in_flight.add(operation)
         try:
             if not self._worker.started:
@@ -362,4 +362,4 @@ class Engine:
             operations = self._in_flight.remove_all()
         for operation in operations:
             self._abort_signal.note_departure(refusal)
-            operation.work.set_exception(refusal.within(f"in {operation.describe()}"))
+            operation.work.set_exception(self._abort_signal.told(refusal).within(f"in {operation.describe()}"))

@@ -195,7 +195,7 @@ class Message(Work[Any]):
         elif isinstance(error, MismatchError) and signal.failure is None:
             self._error = transfer.misfit(error)
         else:
-            self._error = error.within(transfer.doing)
+            self._error = signal.told(error).within(transfer.doing)
         self._settle(error)
         return self._error
 
@@ -479,7 +479,7 @@ class PointToPoint:
         self._begun += 1
         try:
             return start(*arguments)
-        except (PeerLost, ConnectError) as error:
+        except (PeerLost, ConnectError, MismatchError) as error:
             raise self._executor.abort_signal.fail(error, doing(rank)) from error
 
     def _receive(
@@ -602,7 +602,7 @@ class PointToPoint:
             if arrival is None and wait and not ability.reachable(sources):
                 text = f"all ranks that could send the message have closed: {_sender(src)}"
                 raise PeerLost(text, rank=self._transport.rank, peer=None if src is None else self._ranks[src])
-        except (PeerLost, ConnectError) as error:
+        except (PeerLost, ConnectError, MismatchError) as error:
             raise abort_signal.fail(error, doing) from error
         finally:
             positions.remove(waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from frontends.mpi.constants import (
 )
 from frontends.mpi.datatypes import BYTE, Datatype
 from frontends.mpi.errhandlers import ERRORS_RETURN, Handling
-from frontends.mpi.errors import error, failure, missing
+from frontends.mpi.errors import error, missing
 from frontends.mpi.file_views import View
 from frontends.mpi.groups import Group
 from frontends.mpi.handles import Body
@@ -75,12 +76,6 @@ class FileBody(Body):
         self.errhandler: Any = FILE_HANDLING.errhandler
         self.atomic = False
         self.pending: tuple[int, int, int, bool] | None = None
-
-    def check(self) -> None:
-        """Raise if the job has failed."""
-        cause = self.peers.process.world.failure
-        if cause is not None:
-            raise failure(cause)
 
     def check_random(self) -> None:
         """Raise Exception unless the file is open for access in any order."""
@@ -158,25 +153,26 @@ class FileBase(Informed, Handling):
         return made
 
     def Close(self) -> None:
-        body = self._known()
-        _barrier(body)
+        self._known()
         self._release()
+
+    def _release(self) -> None:
+        """Close it, also if ranks are lost, which raises afterwards."""
+        body = self._known()
         self._body = None
-        try:
+        with contextlib.closing(body.peers):
+            try:
+                _barrier(body)
+            finally:
+                if body.descriptor >= 0:
+                    os.close(body.descriptor)
+                    body.descriptor = -1
+                if body.pointer is not None:
+                    body.pointer.close()
             if body.amode & MODE_DELETE_ON_CLOSE:
                 together(body.peers, lambda: _system(os.unlink, body.name) if body.peers.rank == 0 else None)
             else:
                 _barrier(body)
-        finally:
-            body.peers.close()
-
-    def _release(self) -> None:
-        body = self._known()
-        if body.descriptor >= 0:
-            os.close(body.descriptor)
-            body.descriptor = -1
-        if body.pointer is not None:
-            body.pointer.close()
 
     @classmethod
     def Delete(cls, filename: Any, info: Info = INFO_NULL) -> None:
@@ -319,7 +315,7 @@ class FileBase(Informed, Handling):
     def _advance(self, elements: int) -> int:
         """Move the shared pointer; the place where it was."""
         pointer = self._shared()
-        with pointer.locked(0, self._known().check):
+        with pointer.locked(0, self._known().peers.process.look):
             words = pointer.memory.view(np.int64)
             before = int(words[0])
             words[0] = before + elements

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+Default = TypeVar("Default", int, None)
 
 
 def as_int(value: Any, name: str) -> int:
@@ -18,3 +21,20 @@ def as_int(value: Any, name: str) -> int:
 def as_ints(values: Iterable[Any], name: str) -> list[int]:
     """Integers. Raises TypeError."""
     return [as_int(value, name) for value in values]
+
+
+def whole(text: str, name: str, least: int, most: int | None = None) -> int:
+    """The integer that a text means. Raises ValueError, also for one below `least` or above `most`."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        raise ValueError(f"{name}={text!r}: must be an int of {least} {'or more' if most is None else f'to {most}'}")
+    return number
+
+
+def from_environment(name: str, least: int, most: int | None = None, *, default: Default) -> int | Default:
+    """The integer that a variable of the environment means, or the default without one. Raises as `whole`."""
+    text = os.environ.get(name, "")
+    return whole(text, name, least, most) if text else default

@@ -25,6 +25,7 @@ class Layout:
     lb, extent                where an element begins, and the distance to the next one
     true_lb, true_extent      the same of the data alone
     runs, repeats             the basic elements in order: (dtype, number), and how often this is repeated
+    bounded                   True if the program has given its bounds, or those of all its parts
     """
 
     def __init__(
@@ -37,6 +38,8 @@ class Layout:
         runs: tuple[Run, ...],
         repeats: int,
         blocks: Callable[[], tuple[Offsets, Offsets]],
+        *,
+        bounded: bool = False,
     ) -> None:
         """`blocks` computes the offsets and lengths of the blocks."""
         self.size = size
@@ -46,6 +49,7 @@ class Layout:
         self.true_extent = true_extent
         self.runs = runs
         self.repeats = repeats
+        self.bounded = bounded
         self._blocks = blocks
 
     @cached_property
@@ -137,15 +141,17 @@ def blocks_of(
     """Blocks of elements at displacements in bytes.
 
     one      the layout of all parts, if they are equal
-    aligned  True makes the extent a multiple of the alignment of the basic elements, as that of a struct of C is
+    aligned  True makes the extent a multiple of the alignment of the basic elements, as that of a struct of C is;
+             unless the program has given the bounds of all parts
     """
     triples = [(part, n, at) for part, n, at in zip(parts, counts, displacements, strict=True) if n > 0]
-    if not triples:
+    if not triples or (one is not None and not one.size):
         return empty()
     size = sum(part.size * n for part, n, _ in triples)
     lower = min(at + part.lb + min(0, (n - 1) * part.extent) for part, n, at in triples)
     upper = max(at + part.lb + part.extent + max(0, (n - 1) * part.extent) for part, n, at in triples)
-    if aligned:
+    bounded = all(part.bounded for part, _, _ in triples)
+    if aligned and not bounded:
         step = max((dtype.alignment for part, _, _ in triples for dtype, _ in part.runs), default=1)
         upper += -(upper - lower) % step
     data = [(at, *part.span(n)) for part, n, at in triples if part.size]
@@ -159,12 +165,13 @@ def blocks_of(
         found = [_placed(part, np.array([n]), np.array([at])) for part, n, at in triples]
         return np.concatenate([offsets for offsets, _ in found]), np.concatenate([lengths for _, lengths in found])
 
-    return Layout(size, lower, upper - lower, true_lower, true_upper - true_lower, runs, repeats, blocks)
+    extent, true_extent = upper - lower, true_upper - true_lower
+    return Layout(size, lower, extent, true_lower, true_extent, runs, repeats, blocks, bounded=bounded)
 
 
 def strided(part: Layout, count: int, length: int, stride: int) -> Layout:
     """`count` blocks of `length` elements, `stride` bytes apart."""
-    if count <= 0 or length <= 0:
+    if count <= 0 or length <= 0 or not part.size:
         return empty()
     steps, inner = (count - 1) * stride, (length - 1) * part.extent
     lower = part.lb + min(0, steps) + min(0, inner)
@@ -180,13 +187,14 @@ def strided(part: Layout, count: int, length: int, stride: int) -> Layout:
             return np.arange(count, dtype=np.int64) * stride, np.full(count, length * part.size)
         return _placed(part, np.full(count, length), np.arange(count, dtype=np.int64) * stride)
 
-    size = part.size * count * length
-    return Layout(size, lower, upper - lower, true_lower, true_upper - true_lower, runs, repeats, blocks)
+    size, extent, true_extent = part.size * count * length, upper - lower, true_upper - true_lower
+    return Layout(size, lower, extent, true_lower, true_extent, runs, repeats, blocks, bounded=part.bounded)
 
 
 def resized(part: Layout, lb: int, extent: int) -> Layout:
     """The layout with other bounds."""
-    return Layout(part.size, lb, extent, part.true_lb, part.true_extent, part.runs, part.repeats, lambda: part.blocks)
+    true = part.true_lb, part.true_extent
+    return Layout(part.size, lb, extent, *true, part.runs, part.repeats, lambda: part.blocks, bounded=True)
 
 
 def moved(part: Layout, by: int) -> Layout:
@@ -197,7 +205,8 @@ def moved(part: Layout, by: int) -> Layout:
         return offsets + by, lengths
 
     shifted = part.true_lb + by if part.size else 0
-    return Layout(part.size, part.lb, part.extent, shifted, part.true_extent, part.runs, part.repeats, blocks)
+    bounds = part.lb, part.extent, shifted, part.true_extent
+    return Layout(part.size, *bounds, part.runs, part.repeats, blocks, bounded=part.bounded)
 
 
 def _placed(part: Layout, counts: Offsets, at: Offsets) -> tuple[Offsets, Offsets]:

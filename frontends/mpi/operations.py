@@ -5,6 +5,7 @@ An operation makes progress in `test` and `wait`, ends once, and tells then its 
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,12 +17,15 @@ from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, PROC_NULL, TA
 from frontends.mpi.errors import Failure, error, failure
 from frontends.mpi.memory import Bytes
 from frontends.mpi.peers import Peers
+from frontends.mpi.processes import Process
 
 INTERNAL: Final = TAG_LIMIT + 1
 """The first of the tags that programs cannot use."""
 ANY_TAGS: Final = range(TAG_LIMIT + 1)
 _EAGER: Final = 1 << 16
 """Bytes up to which a message between threads of one process is copied, so that its send does not wait."""
+SLICE: Final = 0.05
+"""Seconds between looks for a failure in what the program itself waits for."""
 
 Envelope = tuple[int, int, int, bool]
 """Source, tag, number of bytes, and True if it was cancelled."""
@@ -95,6 +99,29 @@ class Ended(Operation):
 
     def envelope(self) -> Envelope:
         return self._envelope
+
+
+class Prompted(Operation):
+    """An operation that the program ends, or lets begin, in any of its threads. Until then no wait of the transport
+    would tell of lost ranks: `test` and `wait` raise MPI's Exception."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._prompt = threading.Event()
+        """Set by the program."""
+
+    def test(self) -> bool:
+        if self._prompt.is_set():
+            return True
+        self._process.look()
+        return False
+
+    def wait(self) -> None:
+        while not self._prompt.wait(SLICE):
+            self._process.look()
+
+    def wait_briefly(self, seconds: float) -> None:
+        self._prompt.wait(seconds)
 
 
 class Awaited(Operation):

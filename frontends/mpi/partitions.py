@@ -6,15 +6,12 @@ The receiver gets all parts at once. Both sides may have different numbers of pa
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from collectives import RondeError
 from frontends.mpi.blocks import Blocks
-from frontends.mpi.constants import PATIENCE
-from frontends.mpi.errors import error, failure
-from frontends.mpi.operations import Envelope, Operation, Receiving, Sending
+from frontends.mpi.errors import error
+from frontends.mpi.operations import Envelope, Operation, Prompted, Receiving, Sending
 from frontends.mpi.peers import Peers
 
 TAG_LIMIT: Final = (1 << 22) - 1
@@ -24,8 +21,6 @@ _FIRST: Final = 3 << 28
 _SLOTS: Final = 64
 """Requests of one rank and tag that have messages of their own. Those of the first and of the 65th are taken in the
 order in which they start."""
-_SLICE: Final = 0.05
-"""Seconds between looks for a failure while parts are not ready."""
 
 
 def slot_tag(peers: Peers, direction: str, rank: int, tag: int) -> int:
@@ -36,15 +31,14 @@ def slot_tag(peers: Peers, direction: str, rank: int, tag: int) -> int:
     return _FIRST + tag * _SLOTS + made % _SLOTS
 
 
-class PartitionedSending(Operation):
+class PartitionedSending(Prompted):
     """A message whose parts become ready one by one, in any thread."""
 
     def __init__(self, peers: Peers, blocks: Blocks, dest: int, tag: int) -> None:
-        self._peers = peers
+        super().__init__(peers.process)
         self._begin: Callable[[], Operation] = lambda: Sending(peers, blocks.read(), dest, tag)
         self._missing = set(range(len(blocks.blocks)))
         self._lock = threading.Lock()
-        self._all_ready = threading.Event()
         self._sending: Operation | None = None
 
     def ready(self, partitions: Iterable[int]) -> None:
@@ -56,24 +50,18 @@ class PartitionedSending(Operation):
                 self._missing.remove(partition)
             if not self._missing and self._sending is None:
                 self._sending = self._begin()
-                self._all_ready.set()
+                self._prompt.set()
 
     def test(self) -> bool:
-        return self._sending is not None and self._sending.test()
+        return super().test() and self.sending.test()
 
     def wait(self) -> None:
-        end = time.monotonic() + PATIENCE
-        while not self._all_ready.wait(_SLICE):
-            try:
-                self._peers.channel.probe(None, range(_FIRST, _FIRST + 1), None)  # it raises what ends the job
-            except RondeError as cause:
-                raise failure(cause)  # noqa: B904 - its cause is the error
-            if time.monotonic() > end:
-                raise error("ERR_PENDING", f"partitions {sorted(self._missing)} are not ready")
+        super().wait()
         self.sending.wait()
 
     def wait_briefly(self, seconds: float) -> None:
-        if self._all_ready.wait(seconds):
+        super().wait_briefly(seconds)
+        if self._prompt.is_set():
             self.sending.wait_briefly(seconds)
 
     def result(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle as _pickle
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -10,10 +9,12 @@ from typing import Any, Final
 import numpy as np
 
 from frontends.mpi.handles import SURFACE
+from frontends.mpi.ints import from_environment
 from frontends.mpi.memory import Bytes, buffer
 
-_PROTOCOL: Final = int(os.environ.get("MPI4PY_PICKLE_PROTOCOL", _pickle.HIGHEST_PROTOCOL))
-_THRESHOLD: Final = int(os.environ.get("MPI4PY_PICKLE_THRESHOLD", 1 << 18))
+_HIGHEST: Final = _pickle.HIGHEST_PROTOCOL
+_PROTOCOL: Final = from_environment("MPI4PY_PICKLE_PROTOCOL", -1, _HIGHEST, default=_HIGHEST)
+_THRESHOLD: Final = from_environment("MPI4PY_PICKLE_THRESHOLD", 0, default=1 << 18)
 
 
 class Pickle:

@@ -12,6 +12,9 @@ import collectives
 from collectives import Communicator, NotInitializedError, RondeError, Work
 from frontends.mpi.errors import error, failure
 
+_UNUSED: Final = (1 << 29) - 1
+"""A tag of no message."""
+
 
 class Process:
     """The state of MPI in one rank.
@@ -30,11 +33,20 @@ class Process:
         self.successor: Process | None = None
         self.moved: dict[int, int] = {}
         self.is_local = world.transport.name == "local"
+        self._messages = world.channel()
 
     def wait(self, work: Work[Any]) -> Any:
         """The result of an operation. Raises MPI's Exception."""
         try:
             return work.wait()
+        except RondeError as cause:
+            raise failure(cause)  # noqa: B904 - its cause is the error
+
+    def look(self) -> None:
+        """Raise MPI's Exception if ranks are lost or have aborted. For waits of this rank that the transport does not
+        see."""
+        try:
+            self._messages.probe(None, range(_UNUSED, _UNUSED + 1), None)
         except RondeError as cause:
             raise failure(cause)  # noqa: B904 - its cause is the error
 

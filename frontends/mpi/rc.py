@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
+from frontends.mpi.ints import whole
+
 _WORDS: Final = {
     **dict.fromkeys(("true", "yes", "on", "y", "1"), True),
     **dict.fromkeys(("false", "no", "off", "n", "0"), False),
@@ -53,7 +55,7 @@ class Rc:
         """Change a setting to the value that a text means. Raises TypeError for a name that is none, ValueError."""
         word = text.strip().lower()
         is_number = type(getattr(type(self), name, None)) is int
-        value = int(word) if is_number else _WORDS.get(word, word)
+        value = whole(word, f"rc.{name}", 0) if is_number else _WORDS.get(word, word)
         self(**{name: value})
 
     def read_environment(self) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, PATIENCE, UNDEFINED
+from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, UNDEFINED
 from frontends.mpi.errors import Exception as MPIException
 from frontends.mpi.errors import Failure, error
 from frontends.mpi.handles import SURFACE, Body, Handle
 from frontends.mpi.ints import as_int, as_ints
-from frontends.mpi.operations import Ended, Operation, Receiving
+from frontends.mpi.operations import Ended, Operation, Prompted, Receiving
 from frontends.mpi.partitions import PartitionedSending
+from frontends.mpi.processes import current
 from frontends.mpi.status import Status
 
 _FIRST_SLICE: Final = 20e-6
@@ -340,29 +340,20 @@ class Prequest(Request):
         return partitions
 
 
-class _Generalized(Operation):
+class _Generalized(Prompted):
     """An operation that the program ends by `Complete`."""
 
     def __init__(self, query: Any, free: Any, cancel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(current())
         self._query, self._free, self._cancel = query, free, cancel
         self._arguments, self._options = args, kwargs
-        self._event = threading.Event()
         self.object: Any = None
         self._status = Status()
-
-    def test(self) -> bool:
-        return self._event.is_set()
-
-    def wait(self) -> None:
-        self._event.wait(PATIENCE)  # another thread of the program ends it
-
-    def wait_briefly(self, seconds: float) -> None:
-        self._event.wait(seconds)
 
     def end(self, obj: Any) -> None:
         """The program has ended it, with this result."""
         self.object = obj
-        self._event.set()
+        self._prompt.set()
 
     def envelope(self) -> tuple[int, int, int, bool]:
         status = self._status
@@ -375,7 +366,7 @@ class _Generalized(Operation):
 
     def cancel(self) -> None:
         if self._cancel is not None:
-            _called(self._cancel, self.test(), *self._arguments, **self._options)
+            _called(self._cancel, self._prompt.is_set(), *self._arguments, **self._options)
 
     def free(self) -> None:
         """Tell the program that the request is gone."""

@@ -7,6 +7,8 @@ part is access to memory. Ranks of several hosts have no window.
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -18,14 +20,14 @@ from frontends.mpi.comm import COMM_SELF, Intracomm
 from frontends.mpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED, PROC_NULL
 from frontends.mpi.datatypes import BY_CODE
 from frontends.mpi.errhandlers import Handling
-from frontends.mpi.errors import error, failure, missing
+from frontends.mpi.errors import error, missing
 from frontends.mpi.groups import Group
 from frontends.mpi.handles import SURFACE
 from frontends.mpi.info import INFO_NULL, Info, Informed
 from frontends.mpi.ints import as_int
 from frontends.mpi.memory import BOTTOM, as_memory, buffer
 from frontends.mpi.objects import receive, send, together
-from frontends.mpi.operations import Ended, Receiving, completed
+from frontends.mpi.operations import SLICE, Ended, Receiving, completed
 from frontends.mpi.ops import SUM, Op, combine_arrays, known
 from frontends.mpi.peers import Peers
 from frontends.mpi.requests import Request
@@ -63,12 +65,19 @@ class WinBody(AttributedBody):
         self.held: set[int] = set()
         self.ending: list[Receiving] | None = None
         self.accessed: tuple[int, ...] | None = None
+        self._look_at = 0.0
+        """Time of the next look for lost ranks."""
 
-    def check(self) -> None:
-        """Raise if the job has failed."""
-        cause = self.peers.process.world.failure
-        if cause is not None:
-            raise failure(cause)
+    @contextlib.contextmanager
+    def atomic(self, rank: int) -> Iterator[None]:
+        """Access the part of a rank alone. Raises MPI's Exception if ranks are lost: a program may wait for one of them
+        by repeating such calls."""
+        look, now = self.peers.process.look, time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + SLICE
+            look()
+        with self.locks.locked(self.peers.size + rank, look):
+            yield
 
 
 class Win(Attributed, Informed, Handling):
@@ -143,19 +152,22 @@ class Win(Attributed, Informed, Handling):
         raise missing("Win.Detach", _ACROSS)
 
     def Free(self) -> None:
-        body = self._known()
+        self._known()
         self._release()
-        body.peers.close()
-        self._body = None
 
     def _release(self) -> None:
+        """Free it, also if ranks are lost, which raises afterwards."""
         body = self._known()
         self.delete_attributes()
-        body.peers.call("barrier", timeout=constants.PATIENCE)
-        body.parts = [None] * len(body.parts)
-        for segment in (body.segment, body.locks):
-            if segment is not None:
-                segment.close()
+        self._body = None
+        with contextlib.closing(body.peers):
+            try:
+                body.peers.call("barrier", timeout=constants.PATIENCE)
+            finally:
+                body.parts = [None] * len(body.parts)
+                for segment in (body.segment, body.locks):
+                    if segment is not None:
+                        segment.close()
 
     # ---- what it is
 
@@ -271,7 +283,7 @@ class Win(Attributed, Informed, Handling):
         if ronde_op != "no_op" and block.nbytes != place.nbytes:
             raise ValueError(f"target: {place.nbytes} bytes; must be the {block.nbytes} of the origin")
         rank = next(n for n, part in enumerate(body.parts) if part is not None and part[0] is place.memory)
-        with body.locks.locked(body.peers.size + rank, body.check):
+        with body.atomic(rank):
             before = place.array(dtype).copy()
             if fetched is not None:
                 fetched.write(before.view(np.uint8))
@@ -307,7 +319,7 @@ class Win(Attributed, Informed, Handling):
         fetched = message(result, writable=True)
         _check_single(fetched, given, expected)
         place = self._target(target_rank, fetched, (target_disp, 1))
-        with body.locks.locked(body.peers.size + target_rank, body.check):
+        with body.atomic(target_rank):
             before = place.read().copy()
             fetched.write(before)
             if np.array_equal(before, expected.read()[: len(before)]):
@@ -343,7 +355,7 @@ class Win(Attributed, Informed, Handling):
         self._place(rank)
         if rank in body.held:
             raise error("ERR_RMA_SYNC", f"rank {rank}: this rank has locked its part already")
-        body.locks.lock(rank, body.check, shared=lock_type == LOCK_SHARED)
+        body.locks.lock(rank, body.peers.process.look, shared=lock_type == LOCK_SHARED)
         body.held.add(rank)
 
     def _place(self, rank: int) -> None:

@@ -320,6 +320,36 @@ def test_calls_that_do_not_fit_together_are_a_mismatch_on_every_rank(transport: 
     assert all(row.endswith(", its call 1") for row in tables[0])
 
 
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+def test_later_calls_of_all_kinds_tell_of_a_mismatch_by_the_same_table(transport: str) -> None:
+    def body(comm: Communicator) -> None:
+        part, channel = comm.split(0), comm.channel()
+        with pytest.raises(MismatchError) as caught:
+            comm.allreduce(np.zeros(4 + comm.rank))
+        table = str(caught.value)
+        view = memoryview(bytearray(4))
+        for call in (
+            lambda: comm.send(np.ones(1), 1 - comm.rank),
+            lambda: comm.recv(np.ones(1), 1 - comm.rank),
+            lambda: comm.recv_async(np.ones(1), 1 - comm.rank).wait(),
+            lambda: comm.probe(),
+            lambda: comm.allreduce(np.ones(1)),
+            lambda: comm.allreduce_async(np.ones(1)).wait(),
+            lambda: comm.allreduce_async(np.ones(1), name="named").wait(),
+            lambda: comm.split(0),
+            lambda: part.allreduce(np.ones(1)),
+            lambda: channel.send(view, 1 - comm.rank, 0, 20.0),
+            lambda: channel.receive(view, 1 - comm.rank, range(1), 20.0).wait(),
+            lambda: channel.probe(None, range(1), None),
+        ):
+            with pytest.raises(MismatchError) as caught:
+                call()
+            assert str(caught.value).startswith(table)
+
+    with world_of(transport, 2, timeout=20.0) as world:
+        world.run(body)
+
+
 @pytest.mark.parametrize("number", [np.float32(20), np.int64(20), np.float16(20), 10**400, math.inf])
 def test_timeouts_are_numbers_of_any_kind(two: World, number: Any) -> None:
     def body(comm: Communicator) -> None:

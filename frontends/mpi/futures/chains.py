@@ -21,7 +21,7 @@ def collect(fs: Iterable[Future[Any]]) -> Future[list[Any]]:
     def cancel(_: Future[list[Any]]) -> None:
         for part in parts:
             part.cancel()
-        _tell_cancelled(whole)
+        tell_cancelled(whole)
 
     def end(part: Future[Any]) -> None:
         with lock:
@@ -60,7 +60,7 @@ def compose(
     def cancel(_: Future[Any]) -> None:
         if after.cancelled():
             future.cancel()
-            _tell_cancelled(after)
+            tell_cancelled(after)
 
     def end(_: Future[Any]) -> None:
         if after.done() or (future.cancelled() and after.cancel()):
@@ -84,7 +84,7 @@ def compose(
     return after
 
 
-def _tell_cancelled(future: Future[Any]) -> None:
+def tell_cancelled(future: Future[Any]) -> None:
     """Wake those who wait for one of several futures."""
     if future.cancelled():
         future.set_running_or_notify_cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
@@ -18,7 +17,7 @@ import collectives
 from frontends.mpi import MPI
 from frontends.mpi.errors import missing
 from frontends.mpi.futures.workers import Pool, RankPool, Task, called, initialized, serve
-from frontends.mpi.ints import as_int
+from frontends.mpi.ints import as_int, from_environment
 
 
 class ThreadPool:
@@ -34,6 +33,7 @@ class ThreadPool:
 
         def begin() -> None:
             collectives.world_scope(world).__enter__()
+            master.of_thread.workers = MPI.COMM_SELF
             self._worker.broken = initialized(initializer, initargs)
 
         self._threads = ThreadPoolExecutor(self.size, "ronde.mpi futures", begin)
@@ -66,6 +66,8 @@ class _Master:
     program: ModuleType | None = None
 
     def __init__(self) -> None:
+        self.of_thread = threading.local()
+        """In a worker that is a thread, `workers` in the place of that of the process."""
         self._lock = threading.Lock()
         self._pool: Pool | None = None
         self._kind: object = None
@@ -127,8 +129,8 @@ class MPIPoolExecutor(Executor):
         initargs: Iterable[Any] = (),
         **options: Any,
     ) -> None:
-        if max_workers is None and (given := os.environ.get("MPI4PY_FUTURES_MAX_WORKERS")):
-            max_workers = int(given)
+        if max_workers is None:
+            max_workers = from_environment("MPI4PY_FUTURES_MAX_WORKERS", 1, default=None)
         if max_workers is not None and max_workers <= 0:
             raise ValueError(f"max_workers={max_workers}: must be 1 or more")
         if initializer is not None and not callable(initializer):
@@ -345,7 +347,8 @@ class MPICommExecutor:
 
 
 def get_comm_workers() -> MPI.Intracomm:
-    """The communicator of the workers, in a task."""
-    if master.workers is None:
-        raise RuntimeError("get_comm_workers: this is no worker of several ranks")
-    return master.workers
+    """The communicator of the workers, in a task. Raises RuntimeError elsewhere."""
+    workers: MPI.Intracomm | None = getattr(master.of_thread, "workers", master.workers)
+    if workers is None:
+        raise RuntimeError("get_comm_workers: this is no worker")
+    return workers

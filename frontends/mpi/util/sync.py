@@ -95,8 +95,10 @@ class _Words:
         """Release the memory. Collective. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._win.Free()
-            self.comm.Free()
+            try:
+                self._win.Free()
+            finally:
+                self.comm.Free()
 
 
 class Counter:

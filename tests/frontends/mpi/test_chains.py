@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from frontends.mpi.futures import collect, compose
+from ronde.mpi.futures.aplus import ThenableFuture, catch, then
 
 
 def futures(count: int) -> list[Future[Any]]:
@@ -68,3 +69,61 @@ def test_a_composed_future_is_cancelled_with_its_source(cancelled: int) -> None:
     assert wait([both[1]], timeout=60).done == {both[1]}
     with pytest.raises(CancelledError):
         both[1].result()
+
+
+def test_a_chain_changes_the_result_or_the_exception() -> None:
+    def refuse(_: Any) -> Any:
+        raise ValueError("refused")
+
+    found = []
+    for result in (3, KeyError(3)):
+        for hooks in ((), (str,), (str, repr), (refuse, str), (refuse,), (None, OSError)):
+            future = ThenableFuture()
+            after = future.then(*hooks)
+            assert type(after) is ThenableFuture
+            if isinstance(result, int):
+                future.set_result(result)
+            else:
+                future.set_exception(result)
+            error = after.exception()
+            found.append(after.result() if error is None else type(error))
+    assert found == [3, "3", "3", "refused", ValueError, 3, KeyError, KeyError, "KeyError(3)", "3", KeyError, OSError]
+
+
+def test_a_chain_follows_the_future_that_a_function_gives() -> None:
+    first, inner = futures(2)
+    after = then(first, lambda _: inner)
+    caught = catch(after, lambda _: inner)
+    first.set_result(1)
+    assert not after.done()
+    inner.set_result(2)
+    assert (after.result(), caught.result()) == (2, 2)
+
+
+def test_a_failure_that_is_caught_is_a_result() -> None:
+    failed: Future[Any] = Future()
+    failed.set_exception(KeyError(3))
+    assert (catch(failed).result(), catch(failed, repr).result()) == (None, "KeyError(3)")
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_futures_that_follow_each_other_in_a_ring_fail(length: int) -> None:
+    ring: list[Future[Any]] = [Future() for _ in range(length)]
+    first = ThenableFuture()
+    after = first.then(lambda _: ring[0] if ring else after)
+    for number, future in enumerate(ring):
+        future.set_result(ring[(number + 1) % length])
+    first.set_result(1)
+    with pytest.raises(RuntimeError, match="cycle"):
+        after.result(timeout=60)
+
+
+@pytest.mark.parametrize("cancelled", [0, 1])
+def test_cancelling_the_first_of_a_chain_cancels_the_rest(cancelled: int) -> None:
+    first = ThenableFuture()
+    after = first.then(str)
+    (first, after)[cancelled].cancel()
+    assert (first.cancelled(), after.cancelled()) == (cancelled == 0, True)
+    if cancelled:
+        first.set_result(1)
+    assert wait([after], timeout=60).done == {after}

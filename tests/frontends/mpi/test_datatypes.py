@@ -223,3 +223,25 @@ def test_datatypes_without_codes() -> None:
     for kind in (MPI.DATATYPE_NULL, MPI.DOUBLE_INT, MPI.INT.Create_contiguous(2)):
         with pytest.raises(ValueError, match="no code"):
             kind.tocode()
+
+
+def test_a_struct_of_resized_parts_is_as_long_as_they_are(ranks: Run) -> None:
+    """Values of Open MPI 5 and MPICH 5, which both have no padding there."""
+
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        packed = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.DOUBLE, MPI.CHAR]).Create_resized(0, 9)
+        kinds = [
+            MPI.Datatype.Create_struct([2], [0], [packed]),
+            MPI.Datatype.Create_struct([1, 1], [0, 9], [packed, packed.Dup()]),
+            MPI.Datatype.Create_struct([1], [0], [packed.Create_vector(2, 1, 2)]),
+            MPI.Datatype.Create_struct([1, 0], [0, 9], [packed, MPI.DOUBLE]),
+            MPI.Datatype.Create_struct([1], [0], [MPI.CHAR.Create_subarray([5], [2], [1])]),
+            MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.DOUBLE, MPI.CHAR]),
+        ]
+        pair = kinds[0].Commit()
+        given, got = np.arange(54, dtype=np.uint8), np.zeros(54, np.uint8)
+        comm.Sendrecv([given, 3, pair], comm.rank, 0, [got, 3, pair], comm.rank, 0)
+        return [kind.extent for kind in kinds], got.tolist()
+
+    assert ranks(1, body) == [([18, 18, 27, 9, 5, 16], list(range(54)))]

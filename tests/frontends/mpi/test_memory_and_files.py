@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.frontends.mpi.conftest import Run
+from tests.worlds import world_of
 
 
 def mpi() -> Any:
@@ -92,6 +93,60 @@ def test_memory_that_one_rank_cannot_make_is_an_error_of_all(ranks: Run, size: i
         return caught.value.Get_error_class() == MPI.ERR_NO_MEM, comm.allreduce(1)
 
     assert ranks(2, body) == [(True, 2)] * 2
+
+
+@pytest.mark.parametrize("transport", ["local", "shm"])
+@pytest.mark.parametrize("call", ["Fetch_and_op", "Accumulate", "Compare_and_swap"])
+def test_a_rank_that_polls_a_window_learns_that_another_one_has_given_up(call: str, transport: str) -> None:
+    def body(comm: Any) -> bool:
+        MPI = mpi()
+        window = MPI.Win.Allocate(8, 8, comm=comm)
+        if comm.rank == 1:
+            comm.peers.process.world.abort("enough")
+            free(window)
+            return True
+        one, before = np.ones(1, "i8"), np.empty(1, "i8")
+        polls = {
+            "Fetch_and_op": lambda: window.Fetch_and_op(one, before, 0, op=MPI.NO_OP),
+            "Accumulate": lambda: window.Accumulate(one, 0),
+            "Compare_and_swap": lambda: window.Compare_and_swap(one, one, before, 0),
+        }
+
+        def poll() -> None:
+            end = time.monotonic() + 60
+            while time.monotonic() < end:
+                polls[call]()
+
+        with pytest.raises(MPI.Exception, match="rank 1"):
+            poll()
+        free(window)
+        return True
+
+    def free(window: Any) -> None:
+        with pytest.raises(mpi().Exception):
+            window.Free()
+
+    with world_of(transport, 2) as world:
+        assert world.run(lambda _: body(mpi().COMM_WORLD)) == [True, True]
+
+
+@pytest.mark.parametrize("end", ["method", "free"])
+def test_windows_and_files_are_released_when_ranks_are_lost(tmp_path: Path, end: str) -> None:
+    def body(comm: Any) -> list[bool]:
+        MPI = mpi()
+        window = MPI.Win.Allocate(8, 8, comm=comm)
+        created = MPI.Win.Create(bytearray(8), comm=comm)
+        file = MPI.File.Open(comm, tmp_path / "file", MPI.MODE_RDWR | MPI.MODE_CREATE)
+        comm.Barrier()
+        if comm.rank == 1:
+            comm.peers.process.world.abort("enough")
+        for one, call in ((window, window.Free), (created, created.Free), (file, file.Close)):
+            with pytest.raises(MPI.Exception, match="enough"):
+                call() if end == "method" else one.free()
+        return [one == null for one, null in ((window, MPI.WIN_NULL), (created, MPI.WIN_NULL), (file, MPI.FILE_NULL))]
+
+    with world_of("local", 2) as world:
+        assert world.run(lambda _: body(mpi().COMM_WORLD)) == [[True] * 3] * 2
 
 
 @pytest.mark.parametrize("call", ["Fetch_and_op", "Accumulate", "Compare_and_swap", "Write_shared"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -101,17 +102,27 @@ def test_parts_that_cannot_be_ready_are_errors(ranks: Run) -> None:
     ranks(1, body)
 
 
-def test_a_wait_for_parts_ends_when_another_rank_gives_up(ranks: Run) -> None:
+@pytest.mark.parametrize("kind", ["parts", "generalized"])
+@pytest.mark.parametrize("wait", ["Wait", "Waitany", "Test"])
+def test_a_wait_for_the_program_ends_when_another_rank_gives_up(ranks: Run, kind: str, wait: str) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()
         if comm.rank:
             with pytest.raises(SystemExit):
                 comm.Abort(3)
             return None
-        sends = comm.Psend_init(np.zeros(2), 2, 1)
-        sends.Start()
+        request = comm.Psend_init(np.zeros(2), 2, 1) if kind == "parts" else MPI.Grequest.Start()
+        if kind == "parts":
+            request.Start()
+
+        def until_tested() -> None:
+            end = time.monotonic() + 60
+            while time.monotonic() < end and not request.Test():
+                time.sleep(0.001)
+
+        waits = {"Wait": request.Wait, "Waitany": lambda: MPI.Request.Waitany([request]), "Test": until_tested}
         with pytest.raises(MPI.Exception, match="rank 1"):
-            sends.Wait()
+            waits[wait]()
         return True
 
     assert ranks(2, body)[0]

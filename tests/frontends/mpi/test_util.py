@@ -112,6 +112,39 @@ def test_an_initializer_that_fails_is_an_error_of_each_task(ranks: Run) -> None:
         assert ranks(size, body)[0] == [True] * 3
 
 
+def test_a_worker_that_is_a_thread_is_alone_in_its_communicator(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        from frontends.mpi.futures import MPICommExecutor, get_comm_workers
+
+        with MPICommExecutor(comm) as executor:
+            assert executor is not None
+            found = executor.submit(get_comm_workers).result(timeout=60).size
+        with pytest.raises(RuntimeError, match="get_comm_workers"):
+            get_comm_workers()
+        return found
+
+    assert ranks(1, body) == [1]
+
+
+@pytest.mark.parametrize(("text", "most"), [("two", ""), ("0", ""), ("2.5", ""), ("", "2 to 8"), ("9", "2 to 8")])
+def test_variables_that_are_no_such_number_are_errors(text: str, most: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from frontends.mpi.futures import MPIPoolExecutor
+    from frontends.mpi.ints import from_environment
+    from frontends.mpi.rc import Rc
+
+    monkeypatch.setenv("MPI4PY_FUTURES_MAX_WORKERS", text)
+    if not most:
+        with pytest.raises(ValueError, match=f"MPI4PY_FUTURES_MAX_WORKERS='{text}': .* 1 or more"):
+            MPIPoolExecutor()
+    elif text:
+        with pytest.raises(ValueError, match=f"MAX_WORKERS='{text}': .* {most}"):
+            from_environment("MPI4PY_FUTURES_MAX_WORKERS", 2, 8, default=3)
+    else:
+        assert from_environment("MPI4PY_FUTURES_MAX_WORKERS", 2, 8, default=3) == 3
+    with pytest.raises(ValueError, match=r"rc\.irecv_bufsz='much'"):
+        Rc().read("irecv_bufsz", "much")
+
+
 def test_an_executor_keeps_no_results(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         from frontends.mpi.futures import MPIPoolExecutor
