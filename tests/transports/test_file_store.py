@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import stat
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,26 @@ def add_in_a_process(directory: str, times: int) -> None:
         store.add("counter", 1)
     store.set(f"done by {os.getpid()}", b"")
     store.close()
+
+
+class Counting(FileStore):
+    """Counts its reads of files."""
+
+    reads = 0
+
+    def _read(self, path: str) -> bytes | None:
+        self.reads += 1
+        return super()._read(path)
+
+
+def test_a_long_wait_in_slices_reads_ten_times_a_second(tmp_path: Path) -> None:
+    with contextlib.closing(Counting(tmp_path / "store")) as store:
+        awaited = store.awaited("one", "other")
+        began = time.monotonic()
+        for _ in range(3):
+            assert awaited.wait(time.monotonic() + 0.12) is None
+        seconds = time.monotonic() - began
+        assert store.reads <= 2 * (10 * seconds + 2 * 3)  # and one at each end of a wait
 
 
 @pytest.mark.processes
