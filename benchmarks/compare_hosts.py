@@ -32,6 +32,8 @@ from frontends.command_line.beside import OURS, WORKER, Contender, Job, Line, me
 from tests.netns.network import CABLE, Host, Network, obstacle
 
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+TURN = 0.3
+"""Seconds of a turn. With more ranks than cores the ranks begin a turn milliseconds apart, which must not count."""
 FULL = "full"
 WORLDS = ("4x1", "4x2", "2x4", "3x2")
 RATES = ("200mbit", "1gbit")
@@ -179,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     job.algorithm = job.name if job.name in options.algorithms else None
                 for size in SIZES:
                     if options.min <= size <= options.max:
-                        line = measure(jobs, "allreduce", size, ranks, options.rounds)
+                        line = measure(jobs, "allreduce", size, ranks, options.rounds, turn=TURN)
                         print_line(shape, rate, line, names)
                         way = {"rate": rate, "delay": options.delay, "loss": options.loss}
                         rows.append({"world": shape, **way, **dataclasses.asdict(line)})

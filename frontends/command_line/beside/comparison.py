@@ -48,8 +48,17 @@ class Line:
         return float(np.mean(np.array(self.times[name]) > 2 * self.median(name)))
 
 
-def measure(jobs: Sequence[Job], collective: str, size: int, ranks: int, rounds: int, *, fresh: bool = False) -> Line:
-    """One line: warm up, then take turns. `fresh`: see library.Trial."""
+def measure(
+    jobs: Sequence[Job],
+    collective: str,
+    size: int,
+    ranks: int,
+    rounds: int,
+    *,
+    fresh: bool = False,
+    turn: float = TURN_SECONDS,
+) -> Line:
+    """One line: warm up, then take turns of about `turn` seconds. `fresh`: see library.Trial."""
     longest = min(job.prepare(collective, size, fresh=fresh) for job in jobs)
     plan: dict[str, tuple[int, int]] = {}
     wrong = 0
@@ -57,8 +66,8 @@ def measure(jobs: Sequence[Job], collective: str, size: int, ranks: int, rounds:
         calls, batches = min(longest, 3), 1
         for _ in range(WARM_UPS):  # the first calls are slow, and would give a wrong number of calls for a turn
             seconds, bad = job.turn(calls, batches)
-            calls = max(1, min(longest, int(TURN_SECONDS / seconds)))
-            batches = max(1, min(MAX_BATCHES, int(TURN_SECONDS / (calls * seconds))))
+            calls = max(1, min(longest, int(turn / seconds)))
+            batches = max(1, min(MAX_BATCHES, int(turn / (calls * seconds))))
             wrong += bad
         plan[job.name] = calls, batches
     # The same calls for all, so that refilled arrays are equally warm in the caches.
