@@ -58,9 +58,9 @@ def parse_list(text: str, slots: int = 1, *, where: str = "", least: int = 1) ->
 
 def parse_file(text: str, path: str, slots_each: int = 1, *, least: int = 1) -> list[NamedHost]:
     """The hosts of a host file, one in a line: 'h1 slots=4 max-slots=8' (Open MPI, Horovod), 'h1:4' (MPICH) or 'h1'.
-    '#' begins a comment. A host without a number has `slots_each`; none may have less than `least`. `path` is for
-    messages. Raises ConfigError."""
-    hosts = []
+    '#' begins a comment. A host without a number has `slots_each`; none may have less than `least`. A host of several
+    lines has the slots of all, as in the files of PBS and LSF. `path` is for messages. Raises ConfigError."""
+    found: dict[str, NamedHost] = {}
     for number, line in enumerate(text.splitlines(), 1):
         where = f"host file {path}, line {number}"
         word, *rest = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split() or [""]
@@ -76,10 +76,12 @@ def parse_file(text: str, path: str, slots_each: int = 1, *, least: int = 1) -> 
                 slots = count
             elif slots is not None and count < slots:
                 raise ConfigError(f"{where}: {setting!r}: must not be less than slots={slots}")
-        hosts.append(host if slots is None else NamedHost(host.address, host.name, slots))
-    if not hosts:
+        slots = host.slots if slots is None else slots
+        before = found.get(host.address)
+        found[host.address] = replace(host, slots=slots if before is None else before.slots + slots)
+    if not found:
         raise ConfigError(f"host file {path}: names no host")
-    return _checked(hosts, f"host file {path}")
+    return _checked(found.values(), f"host file {path}")
 
 
 def share_out(hosts: Sequence[NamedHost], np: int | None) -> list[Share]:

@@ -82,7 +82,7 @@ def test_files_of_open_mpi_mpich_and_horovod() -> None:
         ("h1:2 slots=2", "line 1: 'slots=2': must be slots=N or max-slots=N, or nothing after NAME:SLOTS"),
         ("h1 4", "line 1: '4': must be slots=N"),
         ("h1 color=red", "'color=red'"),
-        ("h1\nh1", "host 'h1' is named twice"),
+        ("u@h1\nv@h1", "host 'h1' is named twice"),
         ("h!", "line 1: 'h!': must be NAME"),
     ],
 )
@@ -90,6 +90,12 @@ def test_bad_file(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=r"^host file f") as caught:
         parse_file(text, "f")
     assert complaint in str(caught.value)
+
+
+def test_a_host_of_several_lines_has_the_slots_of_all() -> None:
+    """PBS and LSF write a line for each slot ($PBS_NODEFILE, $LSB_DJOB_HOSTFILE)."""
+    found = [(host.address, host.slots) for host in parse_file("h1\nh2\nh1\nh2 slots=3\nu@h3\nu@h3:2\n", "f")]
+    assert found == [("h1", 2), ("h2", 4), ("u@h3", 3)]
 
 
 def test_slots_are_filled_in_order() -> None:
