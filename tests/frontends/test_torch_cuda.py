@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions  # noqa: E402
 from collectives import Communicator  # noqa: E402
 from frontends.torch import ops  # noqa: E402
 from frontends.torch.distributed import ProcessGroup  # noqa: E402
+from frontends.torch.monitored import MonitoredBarrier  # noqa: E402
 from frontends.torch.tensors import as_array, as_tensor, form_of  # noqa: E402
 from tests.frontends.fake_cuda import Cuda, CudaTensor, cuda_tensors, numbers  # noqa: E402
 from tests.gpu.gpus import Gpus, gpus  # noqa: E402
@@ -110,7 +111,7 @@ OPTIONS = {
 
 def process_group(comm: Communicator) -> ProcessGroup:
     """The backend's group over a communicator that somebody else closes."""
-    return ProcessGroup(comm, None, 60.0, contextlib.ExitStack())
+    return ProcessGroup(comm, None, MonitoredBarrier(None, comm.rank, comm.size), 60.0, contextlib.ExitStack())
 
 
 def collectives_of_the_backend(asynchronous: bool, comm: Communicator, cuda: Cuda, some: Gpus) -> None:

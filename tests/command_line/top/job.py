@@ -30,7 +30,7 @@ def main(mode: str, folder: Path) -> None:
     gradients, weights = np.ones(1000, np.float32), np.ones(50_000, np.float32)
     step = 0
     while True:
-        time.sleep(0.05 if mode == "straggler" and rank == last else 0.005)
+        time.sleep(0.2 if mode == "straggler" and rank == last else 0.005)
         if step == 4 and mode == "hang" and rank == 1:
             stay_away(folder)
         if step == 4 and mode == "order" and rank == 1:
