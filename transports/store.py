@@ -19,8 +19,8 @@ MAX_PLACES: Final = 1 << 20
 """Maximum number of rows of a table."""
 _MAX_TABLE_BYTES: Final = 1 << 27
 """Maximum bytes of a table before it is compressed."""
-_SLICE_SECONDS: Final = 0.05
-"""Time between two looks at several keys, where the store cannot wait for all of them."""
+_PAUSE: Final = 0.1
+"""Seconds between two looks at keys that are awaited for long, where the store cannot tell of a change."""
 _TABLE: Final = b"\xc1"
 """First byte of a table's value. No msgpack value begins with it."""
 
@@ -159,7 +159,8 @@ class Store(ABC):
 class Awaited:
     """Keys one of which is being waited for. For one thread.
 
-    This one asks the store for each slice; a store that can be asked once and answers later has its own.
+    This one polls, with long pauses, since it is for rare events and for hours; a store that can be asked once and
+    answers later has its own.
     """
 
     def __init__(self, store: Store, keys: Sequence[str]) -> None:
@@ -169,18 +170,14 @@ class Awaited:
     def wait(self, until: float) -> tuple[int, bytes] | None:
         """The position and the value of a key that has one, waited for until `until` (absolute); None if none has one
         by then. After a value it begins anew. Raises RendezvousError."""
-        first, *others = self._keys
         while True:
-            values = self._store.peek_all(others)
-            for position, value in enumerate(values, 1):
+            for position, value in enumerate(self._store.peek_all(self._keys)):
                 if value is not None:
                     return position, value
-            slice_end = min(until, time.monotonic() + _SLICE_SECONDS) if others else until
-            try:
-                return 0, self._store.get(first, slice_end)
-            except DeadlineExceeded:
-                if time.monotonic() >= until:
-                    return None
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            time.sleep(min(_PAUSE, left))
 
     def close(self) -> None:
         """Wait no more. Idempotent."""

@@ -11,11 +11,11 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from transports.errors import DeadlineExceeded, RendezvousError
-from transports.store import MAX_VALUE_BYTES, Awaited, Place, Store, check_item, counted
+from transports.store import MAX_VALUE_BYTES, Place, Store, check_item, counted
 
 try:
     import fcntl
@@ -76,19 +76,10 @@ class FileStore(Store):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise DeadlineExceeded(f"key {key!r} was not set in time (store in {self._directory})")
-                self.pause(min(pause, left))
+                self._closed.wait(min(pause, left))
+                self._check_open()
                 pause = min(pause * 1.5, LONGEST_PAUSE)
         return value
-
-    def awaited(self, *keys: str) -> Awaited:
-        for key in keys:
-            check_item(key)
-        return _Awaited(self, keys)
-
-    def pause(self, seconds: float) -> None:
-        """Sleep, but no longer than until the store is closed: then it raises RendezvousError."""
-        self._closed.wait(seconds)
-        self._check_open()
 
     def add(self, key: str, amount: int) -> int:
         check_item(key)
@@ -214,21 +205,3 @@ class FileStore(Store):
             return False
         held.callback(os.unlink, self._taken)
         return True
-
-
-class _Awaited(Awaited):
-    """Polls, with the longest pauses: it is for rare events, and for hours."""
-
-    def __init__(self, store: FileStore, keys: Sequence[str]) -> None:
-        super().__init__(store, keys)
-        self._files = store
-
-    def wait(self, until: float) -> tuple[int, bytes] | None:
-        while True:
-            for position, value in enumerate(self._files.peek_all(self._keys)):
-                if value is not None:
-                    return position, value
-            left = until - time.monotonic()
-            if left <= 0:
-                return None
-            self._files.pause(min(LONGEST_PAUSE, left))
