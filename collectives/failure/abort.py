@@ -122,9 +122,7 @@ class AbortSignal:
         own = error.within(context)
         if self._explain is not None and isinstance(own, DeadlineExceeded):
             own = self._explain(own)
-        cause = self.resolve(own)
-        if self.told(cause) is not cause:
-            return self.told(cause).within(context)
+        cause = self.told(self.resolve(own))
         return copy.copy(own) if cause is own else cause.within(context)
 
     def poll(self) -> None:

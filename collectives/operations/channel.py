@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from collectives.execution import Executor
-from collectives.operations.point_to_point import MAX_USER_TAG, Ended, Message, Transfer, Waiting, has_ended
+from collectives.operations.point_to_point import FAILURES, MAX_USER_TAG, Ended, Message, Transfer, Waiting, has_ended
 from transports.anysource import AnyRequest, AnySource, Arrival, Taken
 from transports.base import Request, Transport
-from transports.errors import ConnectError, DeadlineExceeded, MismatchError, PeerLost, TransportError
+from transports.errors import DeadlineExceeded, PeerLost, TransportError
 
 MESSAGES: Final = 1 << 31
 """The bit of a frame's tag that separates messages from collectives."""
@@ -94,7 +94,7 @@ class Channel:
         start = self._ability.issend if synchronous else self._transport.isend
         try:
             request: Request = start(peer, self._tag | tag, view)
-        except (PeerLost, ConnectError, MismatchError) as error:
+        except FAILURES as error:
             raise self._executor.abort_signal.fail(error, f"send to rank {dst}") from error
         if has_ended(request):
             return Ended(None)
@@ -127,7 +127,7 @@ class Channel:
         tags = range(self._tag | tags.start, (self._tag | tags[-1]) + 1)
         try:
             request = self._ability.irecv_any(sources, tags, view, None)
-        except (PeerLost, ConnectError, MismatchError) as error:
+        except FAILURES as error:
             raise self._executor.abort_signal.fail(error, doing) from error
         message.begun(request, doing, tuple(sources))
         return message
@@ -156,7 +156,7 @@ class Channel:
                     raise PeerLost(text, rank=self._transport.rank, peer=peer)
                 late = f"probe: no message from {sender} came within {timeout} s"
                 raise DeadlineExceeded(late, rank=self._transport.rank)
-        except (PeerLost, ConnectError, MismatchError) as error:
+        except FAILURES as error:
             raise self._executor.abort_signal.fail(error, doing) from error
         finally:
             self._executor.positions.remove(waiting)

@@ -40,6 +40,8 @@ from transports.errors import (
 )
 
 MAX_USER_TAG: Final = 2**31 - 1
+FAILURES: Final = (PeerLost, ConnectError, MismatchError)
+"""The errors of a call of the transport that end the world: AbortSignal.fail makes the error for the caller."""
 
 _OR_ANY: Final = "or None for any tag"
 _ndarray: Final = np.ndarray
@@ -479,7 +481,7 @@ class PointToPoint:
         self._begun += 1
         try:
             return start(*arguments)
-        except (PeerLost, ConnectError, MismatchError) as error:
+        except FAILURES as error:
             raise self._executor.abort_signal.fail(error, doing(rank)) from error
 
     def _receive(
@@ -602,7 +604,7 @@ class PointToPoint:
             if arrival is None and wait and not ability.reachable(sources):
                 text = f"all ranks that could send the message have closed: {_sender(src)}"
                 raise PeerLost(text, rank=self._transport.rank, peer=None if src is None else self._ranks[src])
-        except (PeerLost, ConnectError, MismatchError) as error:
+        except FAILURES as error:
             raise abort_signal.fail(error, doing) from error
         finally:
             positions.remove(waiting)

@@ -153,7 +153,6 @@ class FileBase(Informed, Handling):
         return made
 
     def Close(self) -> None:
-        self._known()
         self._release()
 
     def _release(self) -> None:

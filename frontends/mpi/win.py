@@ -152,7 +152,6 @@ class Win(Attributed, Informed, Handling):
         raise missing("Win.Detach", _ACROSS)
 
     def Free(self) -> None:
-        self._known()
         self._release()
 
     def _release(self) -> None:

@@ -413,10 +413,13 @@ class _Supervisor(Listener):
         """The number of ranks that other hosts may come to have which are the same machine under another name: those
         that are named before this one, and all. A node that was started by hand is a machine by itself: its user may
         have divided the devices."""
-        machine, names = self._machines.get(key), list(self._places)
-        same = [name for name in names if machine and self._machines.get(name) == machine and name != key]
-        rooms = {name: self._room(name) for name in same}
-        return sum(room for name, room in rooms.items() if names.index(name) < names.index(key)), sum(rooms.values())
+        machine, before, beside = self._machines.get(key), 0, 0
+        for name in self._places:
+            if name == key:
+                before = beside
+            elif machine and self._machines.get(name) == machine:
+                beside += self._room(name)
+        return before, beside
 
     @property
     def _served(self) -> tuple[str, tuple[str, int]]:
