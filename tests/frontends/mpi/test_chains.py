@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any
 
@@ -42,21 +43,32 @@ def test_a_collection_is_cancelled_with_its_parts(cancelled: str) -> None:
     assert wait([whole], timeout=60).done == {whole}
 
 
-def test_functions_change_the_result_or_the_exception() -> None:
-    def refuse(_: Any) -> Any:
-        raise ValueError("refused")
+def refuse(_: Any) -> Any:
+    raise ValueError("refused")
 
+
+def ends(kind: type[Future[Any]], chain: Callable[..., Future[Any]], each: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The results, or the types of the exceptions, of chains with these functions behind a future of one kind: those of
+    a future that has a result, then those of one that fails."""
     found = []
     for result in (3, KeyError(3)):
-        for hooks in ((), (str,), (str, repr), (refuse, refuse), (None, lambda error: OSError(str(error)))):
-            future: Future[Any] = Future()
-            after = compose(future, *hooks)
+        for functions in each:
+            future = kind()
+            after = chain(future, *functions)
+            assert type(after) is kind
             if isinstance(result, int):
                 future.set_result(result)
             else:
                 future.set_exception(result)
             error = after.exception()
             found.append(after.result() if error is None else type(error))
+    return found
+
+
+def test_functions_change_the_result_or_the_exception() -> None:
+    found = ends(
+        Future, compose, ((), (str,), (str, repr), (refuse, refuse), (None, lambda error: OSError(str(error))))
+    )
     assert found == [3, "3", "3", ValueError, 3, KeyError, KeyError, "KeyError(3)", ValueError, OSError]
 
 
@@ -72,21 +84,8 @@ def test_a_composed_future_is_cancelled_with_its_source(cancelled: int) -> None:
 
 
 def test_a_chain_changes_the_result_or_the_exception() -> None:
-    def refuse(_: Any) -> Any:
-        raise ValueError("refused")
-
-    found = []
-    for result in (3, KeyError(3)):
-        for hooks in ((), (str,), (str, repr), (refuse, str), (refuse,), (None, OSError)):
-            future = ThenableFuture()
-            after = future.then(*hooks)
-            assert type(after) is ThenableFuture
-            if isinstance(result, int):
-                future.set_result(result)
-            else:
-                future.set_exception(result)
-            error = after.exception()
-            found.append(after.result() if error is None else type(error))
+    each = ((), (str,), (str, repr), (refuse, str), (refuse,), (None, OSError))
+    found = ends(ThenableFuture, ThenableFuture.then, each)
     assert found == [3, "3", "3", "refused", ValueError, 3, KeyError, KeyError, "KeyError(3)", "3", KeyError, OSError]
 
 
