@@ -136,9 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return _CLOSED_PIPE
-    except (RondeError, OSError) as error:
+    except (RondeError, OSError, ModuleNotFoundError) as error:  # the last: an extra is not installed
         sys.stderr.write(f"{args.parser.prog}: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, (ConfigError, ModuleNotFoundError)) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return code
