@@ -71,8 +71,12 @@ class Arguments:
                     f"give {name}= for uneven parts"
                 )
             return tuple(split_evenly(rows, self.size))
-        numbers = np.asarray(given)
-        if numbers.shape != (self.size,) or numbers.dtype.kind not in "iu":
+        try:
+            numbers = np.asarray(given)
+            fits = numbers.shape == (self.size,) and numbers.dtype.kind in "iu"
+        except ValueError:  # sequences of several lengths
+            fits = False
+        if not fits:
             raise ValueError(f"{name}={list(given)!r}: must be {self.size} ints, one for each rank")
         if numbers.min() < 0 or sum(numbers.tolist()) != rows:  # NumPy's sum wraps
             text = f"{name}={list(given)!r}: must be at least 0 each and {rows} together, the first dimension of x"
