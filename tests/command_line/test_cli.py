@@ -42,7 +42,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["--help"], ["run", "bench", "doctor", "examples:", "ronde run -np 4 train.py"]),
         (
             ["run", "--help"],
-            ["examples:", "--num-proc N", "--transport NAME", "--set KEY=V", "--timeout S", "128 + N", "--min-np N"],
+            [
+                "examples:",
+                "--num-proc N",
+                "--transport NAME",
+                "--set KEY=V",
+                "--timeout S",
+                "128 + N",
+                "--min-num-proc N",
+            ],
         ),
         (["doctor", "--help"], ["examples:", "--json", "exit code"]),
         (["bench", "--help"], ["examples:"]),
