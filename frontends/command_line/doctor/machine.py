@@ -1,4 +1,4 @@
-"""`ronde doctor`: show what works on this machine, and every setting with its source."""
+"""`ronde doctor`: show what works on this machine, and where settings come from."""
 
 from __future__ import annotations
 

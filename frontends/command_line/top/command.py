@@ -229,12 +229,14 @@ def _serve(args: argparse.Namespace) -> int:
         ending.callback(observer.close)
         observer.look()
         if args.web:
-            page = Page(observer, args.listen or 0)
+            with _listening("127.0.0.1", args.listen):
+                page = Page(observer, args.listen or 0)
             ending.callback(page.close)
             sys.stdout.write(address_text(page.url))
         if args.metrics:
-            address = args.address or "127.0.0.1"
-            metrics = Metrics(observer, address, 0 if args.web else args.listen or 0)
+            address, listen = args.address or "127.0.0.1", None if args.web else args.listen
+            with _listening(address, listen):
+                metrics = Metrics(observer, address, listen or 0)
             ending.callback(metrics.close)
             sys.stdout.write(f"http://{address}:{metrics.port}/metrics\n")
         observer.start()
@@ -244,3 +246,13 @@ def _serve(args: argparse.Namespace) -> int:
         while not observer.wait(3600.0):
             pass
     return 0
+
+
+@contextlib.contextmanager
+def _listening(address: str, port: int | None) -> Iterator[None]:
+    """Around the start of a server: raise ConfigError, naming address and port, if it cannot listen there."""
+    try:
+        yield
+    except OSError as error:
+        where = address if port is None else f"{address}, port {port}"
+        raise ConfigError(f"cannot listen at {where}: {error.strerror}") from error
