@@ -35,6 +35,7 @@ from collectives.config import TIMELINE_STYLES, Config
 from collectives.execution import Peers, Windows
 from collectives.family import Family
 from collectives.flight import save
+from collectives.folders import path_of
 from collectives.gpu import DeviceAccess, DeviceCalls, DeviceOperations
 from collectives.membership import CONNECT_SECONDS, Standby, ask_to_leave, regroup, terms_of
 from collectives.metering import Endpoint, Header, HorovodTimeline, Meter, Timeline, Trace, prometheus_text, rank_path
@@ -1374,7 +1375,7 @@ class Communicator(AsynchronousCalls):
         Raises TypeError for a bad folder; OSError if the copy cannot be written.
         """
         self._check_process()
-        target, path = Path(os.fspath(folder)), self._family.flight.path
+        target, path = path_of(folder, "folder"), self._family.flight.path
         return None if path is None else save(path, target)
 
     # ---- groups, failure, end

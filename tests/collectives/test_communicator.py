@@ -688,6 +688,10 @@ def test_local_and_cross_ranks() -> None:
         for attempt, one in itertools.product((pickle.dumps, copy.deepcopy), ours):
             with pytest.raises(TypeError, match=r"(Communicator|Queued|repeated).* .*pickled"):
                 attempt(one)
+        for timeout in (-1, "soon"):  # nothing is done
+            with pytest.raises(ValueError, match=f"timeout={timeout!r}: "):
+                ronde.shutdown(timeout)  # type: ignore[arg-type]
+        assert ronde.allreduce(1.0) == 1.0
     finally:
         ronde.shutdown()
     assert not ronde.is_initialized()

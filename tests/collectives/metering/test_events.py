@@ -323,8 +323,10 @@ def test_start_timeline_with_a_bad_path(worlds: Worlds, tmp_path: Path) -> None:
     world = worlds.get("local", 2)
 
     def body(comm: Communicator) -> None:
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="path=3: must be a path"):
             comm.start_timeline(3)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"path=.*: must name a file"):
+            comm.start_timeline("")
         with pytest.raises(OSError, match="nowhere"):
             comm.start_timeline(tmp_path / "nowhere" / "t.json")
         comm.barrier()
