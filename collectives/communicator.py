@@ -35,6 +35,7 @@ from collectives.config import TIMELINE_STYLES, Config
 from collectives.execution import Peers, Windows
 from collectives.family import Family
 from collectives.flight import save
+from collectives.folders import path_of
 from collectives.gpu import DeviceAccess, DeviceCalls, DeviceOperations
 from collectives.membership import CONNECT_SECONDS, Standby, ask_to_leave, regroup, terms_of
 from collectives.metering import Endpoint, Header, HorovodTimeline, Meter, Timeline, Trace, prometheus_text, rank_path
@@ -57,6 +58,7 @@ from collectives.operations import (
     Status,
     Work,
     begin_by,
+    check_list,
     compare_clocks,
     run_by,
     shape_of,
@@ -1373,7 +1375,7 @@ class Communicator(AsynchronousCalls):
         Raises TypeError for a bad folder; OSError if the copy cannot be written.
         """
         self._check_process()
-        target, path = Path(os.fspath(folder)), self._family.flight.path
+        target, path = path_of(folder, "folder"), self._family.flight.path
         return None if path is None else save(path, target)
 
     # ---- groups, failure, end
@@ -1437,17 +1439,19 @@ class Communicator(AsynchronousCalls):
         """
         new_context = self._family.new_context
         self._messages.check_open()
+        if not is_integer(tag) or not 0 <= tag < 1 << 28:
+            raise ValueError(f"tag={tag!r}: must be an int, 0 to 2**28 - 1")
+        seconds = self._arguments.timeout(timeout)
         if ranks is None:
             own = OWN_CHANNEL | self._context
             return Channel(self.transport, self._ranks, own, MESSAGES, self._executor, new_context)
+        check_list(ranks, "ranks", "ranks")
         chosen = [self._arguments.root(rank, "ranks") for rank in ranks]
         if len(set(chosen)) != len(chosen) or self.rank not in chosen:
             raise ValueError(f"ranks={list(ranks)!r}: must contain each rank once, and this rank, {self.rank}")
-        if not is_integer(tag) or not 0 <= tag < 1 << 28:
-            raise ValueError(f"tag={tag!r}: must be an int, 0 to 2**28 - 1")
         self._check_process()
         meeting = Channel(self.transport, self._ranks, self._context, _MEETING, self._executor, new_context)
-        return meeting.among(chosen, int(tag) << 3, self._arguments.timeout(timeout))
+        return meeting.among(chosen, int(tag) << 3, seconds)
 
     def subset(self, ranks: Sequence[int] | Channel, *, tag: int = 0, timeout: float | None = None) -> Communicator:
         """Make a communicator of some of the ranks. Collective among them: the other ranks have no part in it.

@@ -306,6 +306,8 @@ def _sort(table: Mapping[str, Any], source: str) -> _Layer:
     transports: dict[str, dict[str, tuple[object, str]]] = {}
     for name, value in table.items():
         if not isinstance(value, Mapping):
+            if name not in Settings.__dataclass_fields__ and registry.exists(name):
+                raise ConfigError(f"{source}: {name}={value!r}: must be a table, the settings of this transport")
             settings[name] = (value, source)
         elif registry.exists(name):
             transports[name] = {option: (given, f"{source}, [{name}]") for option, given in value.items()}

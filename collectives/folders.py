@@ -1,4 +1,4 @@
-"""Folders of this user alone, for what running programs share.
+"""Folders of this user alone, for what running programs share; and the check of a path that a caller gives.
 
 $XDG_RUNTIME_DIR/ronde    where the system has such a folder
 $TMPDIR/ronde-UID         else; its name can be guessed, so its owner is checked
@@ -9,6 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+
+
+def path_of(value: str | os.PathLike[str], name: str) -> Path:
+    """The path that an argument gives. Raises TypeError, naming the argument."""
+    try:
+        return Path(os.fspath(value))
+    except TypeError as error:
+        raise TypeError(f"{name}={value!r}: must be a path, str or os.PathLike") from error
 
 
 def temporary_folder() -> Path:

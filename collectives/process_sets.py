@@ -143,6 +143,8 @@ def remove_process_set(process_set: ProcessSet, *, timeout: float | None = None)
     Returns False, with nothing done, for a set that was not added and for the global set. Operations of the set in
     flight end as in `Communicator.close`. Raises as that does, and MismatchError as add_process_set.
     """
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set={process_set!r}: must be a ProcessSet")
     number = process_set.process_set_id
     if not number:
         return False
@@ -156,7 +158,11 @@ def remove_process_set(process_set: ProcessSet, *, timeout: float | None = None)
 
 def add_given(process_sets: Iterable[ProcessSet | Sequence[int]]) -> None:
     """Add the process sets of `init`'s argument to a new world. One that is given twice is added once."""
-    for given in process_sets:
+    try:
+        sets = iter(process_sets)
+    except TypeError as error:
+        raise TypeError(f"process_sets={process_sets!r}: must be a list of process sets") from error
+    for given in sets:
         process_set = given if isinstance(given, ProcessSet) else ProcessSet(given)
         if process_set.process_set_id is None:
             add_process_set(process_set)
@@ -164,7 +170,10 @@ def add_given(process_sets: Iterable[ProcessSet | Sequence[int]]) -> None:
 
 def _checked(ranks: Iterable[int]) -> tuple[int, ...]:
     """Return the ranks, sorted."""
-    given = tuple(ranks)
+    try:
+        given = tuple(ranks)
+    except TypeError as error:
+        raise TypeError(f"ranks={ranks!r}: must be a list of ints, or a ProcessSet") from error
     if not all(map(is_integer, given)):
         raise TypeError(f"ranks={list(given)!r}: must be ints")
     if not given or min(given) < 0 or len(set(given)) != len(given):

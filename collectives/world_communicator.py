@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from collectives.communicator import Communicator
+from collectives.operations import check_timeout
 from transports import forking
 from transports.errors import ForkedError
 from transports.launchers import History
@@ -98,6 +99,8 @@ def shutdown(timeout: float | None = None) -> None:
     timeout  seconds for that; by default the setting `timeout`
 
     Raises DeadlineExceeded if they do not end in time; everything is released all the same. A second call does nothing.
+    Raises ValueError for a bad timeout, with nothing done.
     """
+    check_timeout(timeout)
     with PROCESS_WORLD.lock:
         PROCESS_WORLD.close(timeout)

@@ -9,6 +9,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.compression.codec import PIECE, Codec
+from collectives.numeric import is_integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,12 @@ class Int8(Codec):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.block <= PIECE:
-            raise ValueError(f"block={self.block!r}: must be 1 to {PIECE}")
+        if not is_integer(self.block) or not 1 <= self.block <= PIECE:
+            raise ValueError(f"block={self.block!r}: must be an int, 1 to {PIECE}")
         if self.rounding not in ("nearest", "stochastic"):
             raise ValueError(f"rounding={self.rounding!r}: must be 'nearest' or 'stochastic'")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed!r}: must be 0 or more")
+        if not is_integer(self.seed) or self.seed < 0:
+            raise ValueError(f"seed={self.seed!r}: must be an int, 0 or more")
 
     def nbytes(self, count: int, itemsize: int) -> int:
         return -(-count // self.block) * itemsize + count

@@ -10,6 +10,7 @@ import numpy as np
 from collectives.arrays import Array
 from collectives.compression.base import SMALL_BYTES, Compressor, Memory, add_up
 from collectives.execution import Peers
+from collectives.numeric import is_integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,10 @@ class PowerSGD(Compressor):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank={self.rank!r}: must be 1 or more")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed!r}: must be 0 or more")
+        if not is_integer(self.rank) or self.rank < 1:
+            raise ValueError(f"rank={self.rank!r}: must be an int, 1 or more")
+        if not is_integer(self.seed) or self.seed < 0:
+            raise ValueError(f"seed={self.seed!r}: must be an int, 0 or more")
 
     def combine(
         self, peers: Peers, xs: list[Array], outs: list[Array], memories: list[Memory] | None, divisor: int

@@ -12,6 +12,7 @@ import numpy as np
 from collectives.arrays import Array, rest, share
 from collectives.compression.base import SMALL_BYTES, Compressor, Memory, add_up
 from collectives.execution import Peers
+from collectives.numeric import NUMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class TopK(Compressor):
     feedback: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ValueError(f"ratio={self.ratio!r}: must be more than 0 and at most 1")
+        if not isinstance(self.ratio, NUMBERS) or not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio={self.ratio!r}: must be a number, more than 0 and at most 1")
 
     def count(self, size: int) -> int:
         """Number of values that are sent, out of `size`."""

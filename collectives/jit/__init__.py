@@ -10,7 +10,7 @@ it reads. Nothing here knows plans or windows.
 
 from __future__ import annotations
 
-from collectives.jit.cache import cache_folder
+from collectives.jit.cache import keeping_folder
 from collectives.jit.keeper import Allocation, ArrayKeeper
 from collectives.jit.layout import (
     ABSOLUTE,
@@ -81,9 +81,9 @@ __all__ = [
     "State",
     "TableWriter",
     "bind",
-    "cache_folder",
     "combining",
     "fitting",
+    "keeping_folder",
     "load",
     "note_time",
     "obstacle",

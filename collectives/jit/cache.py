@@ -86,6 +86,11 @@ def keep(name: str, content: bytes) -> None:
         log.info("the compiled interpreter is not kept in one of the folders: %s", reason)
 
 
+def keeping_folder() -> Path | None:
+    """The folder in which the next process finds what `keep` writes, which is made; None if none can be written."""
+    return _writable([cache_folder(), *host_folders()])
+
+
 class Making:
     """The right to make a file, which one process of this user on this host has at a time.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from collectives.numeric import NUMBERS
 from collectives.trees import Array
 
 
@@ -25,10 +26,10 @@ class Nesterov:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf:
+        if not isinstance(self.lr, NUMBERS) or not 0 < self.lr < math.inf:
             raise ValueError(f"lr={self.lr!r}: must be a finite number above 0")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum!r}: must be 0 or more and less than 1")
+        if not isinstance(self.momentum, NUMBERS) or not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum!r}: must be a number, 0 or more and less than 1")
 
     def step(self, params: Array, gradient: Array, velocity: Array | None) -> None:
         """Change `params` and `velocity` in place. `gradient` is used as scratch memory.

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from collectives.folders import path_of
 from collectives.metering.meter import Meter
 from collectives.metering.trace_file import TraceFile
 
@@ -29,9 +30,11 @@ class Recorder:
             meter.record_to(None)
 
     def file(self, path: str | os.PathLike[str]) -> Path:
-        """The path of a new timeline. Raises TypeError for a bad path, ValueError if a timeline is being written
-        already."""
-        target = Path(os.fspath(path))
+        """The path of a new timeline. Raises TypeError for a bad path, ValueError for one without a name, or if a
+        timeline is being written already."""
+        target = path_of(path, "path")
+        if not target.name:
+            raise ValueError(f"path={str(path)!r}: must name a file")
         if self._timeline is not None:
             raise ValueError(f"path={str(path)!r}: a timeline is being written to {self._timeline.path} already")
         return target

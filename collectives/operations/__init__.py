@@ -7,7 +7,7 @@ arrays is a `Space`.
 
 from __future__ import annotations
 
-from collectives.operations.arguments import FOREVER, Arguments, dtype_name, shape_of
+from collectives.operations.arguments import FOREVER, Arguments, check_list, check_timeout, dtype_name, shape_of
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.call_turn import run_whole
 from collectives.operations.channel import MESSAGES, OWN_CHANNEL, Channel, Receipt
@@ -72,6 +72,8 @@ __all__ = [
     "array_sizes",
     "begin_by",
     "bundles",
+    "check_list",
+    "check_timeout",
     "compare_clocks",
     "dtype_name",
     "reduce_together",

@@ -40,8 +40,7 @@ class Arguments:
         """The seconds that a call may take. Raises ValueError for a bad value."""
         if timeout is None:
             return self.seconds
-        if isinstance(timeout, bool) or not isinstance(timeout, NUMBERS) or not timeout > 0:
-            raise ValueError(f"timeout={timeout!r}: must be a positive number of seconds, or math.inf")
+        check_timeout(timeout)
         return bounded(timeout)
 
     def deadline(self) -> float:
@@ -71,8 +70,12 @@ class Arguments:
                     f"give {name}= for uneven parts"
                 )
             return tuple(split_evenly(rows, self.size))
-        numbers = np.asarray(given)
-        if numbers.shape != (self.size,) or numbers.dtype.kind not in "iu":
+        try:
+            numbers = np.asarray(given)
+            fits = numbers.shape == (self.size,) and numbers.dtype.kind in "iu"
+        except ValueError:  # sequences of several lengths
+            fits = False
+        if not fits:
             raise ValueError(f"{name}={list(given)!r}: must be {self.size} ints, one for each rank")
         if numbers.min() < 0 or sum(numbers.tolist()) != rows:  # NumPy's sum wraps
             text = f"{name}={list(given)!r}: must be at least 0 each and {rows} together, the first dimension of x"
@@ -85,6 +88,12 @@ class Arguments:
         if len(rows) != self.size or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in rows):
             raise ValueError(f"{name}={list(rows)!r}: must be {self.size} ints of at least 0, one for each rank")
         return rows
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise ValueError unless it is None or a positive number of seconds."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, NUMBERS) or not timeout > 0):
+        raise ValueError(f"timeout={timeout!r}: must be a positive number of seconds, or math.inf")
 
 
 def as_tuple(value: Sequence[int] | None, name: str) -> tuple[int, ...] | None:

@@ -23,7 +23,13 @@ def compose(executor: Executor, body: Callable[[Peers], T], what: str, timeout: 
     """The job that runs `body(peers)`; see Communicator.compose.
 
     said   the description in the signature of a named operation, equal on all ranks; by default `what`
+
+    Raises TypeError, naming the argument, before anything is sent.
     """
+    if not callable(body):
+        raise TypeError(f"body={body!r}: must be a function of peers")
+    if not isinstance(what, str):
+        raise TypeError(f"what={what!r}: must be a string")
 
     def run(deadline: float) -> T:
         try:

@@ -103,7 +103,8 @@ class Movement:
                 raise ValueError(f"expected: has {len(expected)} entries, must have {len(xs)}, one for each array")
         stated = [None] * len(xs) if expected is None else expected
         jobs = [
-            self._gathering("allgather", x, None, None, rows, None, seconds) for x, rows in zip(xs, stated, strict=True)
+            self._gathering("allgather", x, None, None, rows, None, seconds, index=f"[{index}]")
+            for index, (x, rows) in enumerate(zip(xs, stated, strict=True))
         ]
         detail = tuple(part for job in jobs for part in job.signature[1:3])
         signature = Signature("grouped_allgather", detail=(*detail, *self._space.detail))
@@ -128,12 +129,13 @@ class Movement:
         *,
         speculative: bool = True,
         agreed: bool = False,
+        index: str = "",
     ) -> Job[Any]:
         """The job of a gathering of parts that may differ in their first dimension. `agreed`: all ranks expect the same
-        rows."""
+        rows. `index`: in messages, the place of the array in a list of them, as '[2]'."""
         space, rank, size = self._space, self._arguments.rank, self._arguments.size
-        rows = None if expected is None else self._arguments.expected(expected)
-        array = space.array(x)
+        rows = None if expected is None else self._arguments.expected(expected, f"expected{index}")
+        array = space.array(x, f"xs{index}" if index else "x")
         self._selector.check(collective, algorithm)
         receives = root is None or root == rank
         source = space.flat(array)

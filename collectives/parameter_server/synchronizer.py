@@ -15,7 +15,7 @@ import numpy as np
 
 from collectives.arrays import is_small_float
 from collectives.communicator import Communicator
-from collectives.numeric import is_integer, master_dtype
+from collectives.numeric import NUMBERS, is_integer, master_dtype
 from collectives.operations import Status, Work
 from collectives.parameter_server.shard import Parameter, Rules, Shard
 from collectives.parameter_server.shards import assigned, shard_of
@@ -128,7 +128,7 @@ class Synchronizer:
                 raise TypeError(f"{argument}={value!r}: must be an int")
             if value < low:
                 raise ValueError(f"{argument}={value}: must be {low} or more")
-        if not 0 <= grace < math.inf:
+        if not isinstance(grace, NUMBERS) or not 0 <= grace < math.inf:
             raise ValueError(f"grace={grace!r}: must be seconds, 0 or more")
         if role not in (None, "worker", "server"):
             raise ValueError(f"role={role!r}: must be 'worker', 'server' or None")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from collectives.algorithms import add, read_msccl
+from collectives.folders import path_of
 from collectives.proof.all_ranks import count_blocks
 from collectives.proof.verify import prove
 
@@ -23,7 +24,7 @@ def import_msccl(path: str | Path) -> str:
     does not support, or a name that is taken; ProofError for a schedule that is wrong. Nothing is added then.
     """
     try:
-        made = read_msccl(Path(path).read_text("utf-8"))
+        made = read_msccl(path_of(path, "path").read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"path={str(path)!r}: {error}") from error
     size = made.only_size

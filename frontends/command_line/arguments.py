@@ -98,6 +98,14 @@ def output_folder(text: str) -> Path:
     return path
 
 
+def new_folder(text: str) -> Path:
+    """The path of a folder that the command will make, for argparse."""
+    path = output_folder(text)
+    if path.exists():
+        raise argparse.ArgumentTypeError(f"{text!r}: is there already; it must be a new folder")
+    return path
+
+
 def add_sizes(parser: argparse.ArgumentParser, smallest: str, largest: str) -> None:
     """Add the options for a range of sizes, with these defaults."""
     for option, default, text in (("--min", smallest, "smallest"), ("--max", largest, "largest")):

@@ -78,6 +78,7 @@ _IN_A_ROW: Final = 10
 """Calls that are timed together on a GPU, since the GPU runs them asynchronously."""
 _LEAST_CALLS: Final = 3
 _MOST_CALLS: Final = 20000
+_ROUNDS: Final = 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the results to FILE")
     parser.add_argument("--beside", choices=LIBRARIES, help="compare with this library of this environment, in turns")
     parser.add_argument(
-        "--rounds", type=count, default=21, metavar="N", help="with --beside: turns of each for a size (default: 21)"
+        "--rounds", type=count, metavar="N", help=f"with --beside: turns of each for a size (default: {_ROUNDS})"
     )
     add_plot(parser)
 
@@ -178,6 +179,8 @@ def _main(arguments: argparse.Namespace) -> int:
         arguments.parser.error(f"--algorithm {arguments.algorithm}: {text}")
     if arguments.root >= ranks:
         arguments.parser.error(f"--root {arguments.root}: must be a rank, 0 to {ranks - 1}")
+    if arguments.rounds is not None and arguments.beside is None:
+        arguments.parser.error(f"--rounds {arguments.rounds}: is for --beside; give it as well")
     if arguments.beside is not None:
         return _compare(arguments, ranks)
     task = Task(
@@ -219,16 +222,16 @@ def _compare(arguments: argparse.Namespace, ranks: int) -> int:
         arguments.parser.error(f"{arguments.collective}: with --beside it must be one of {', '.join(BESIDE)}")
     if ranks < 2:
         arguments.parser.error(f"-np {ranks}: must be 2 or more with --beside")
+    sizes, rounds = sizes_of(arguments), arguments.rounds or _ROUNDS
     transport = Config.load({"transport": arguments.transport} if arguments.transport else {}).transport
     contenders = [Contender(OURS, OURS, Path(sys.executable)), contender_here(arguments.beside)]
     names, lines = [contender.name for contender in contenders], []
     with started(contenders, ranks, transport) as jobs:
         versions = {job.name: job.version for job in jobs}
         print("; ".join(versions.values()), flush=True)  # noqa: T201
-        sizes = sizes_of(arguments)
         with progress("bench", len(sizes)) as done:
             for size in sizes:
-                lines.append(measure_line(jobs, arguments.collective, size, ranks, arguments.rounds))
+                lines.append(measure_line(jobs, arguments.collective, size, ranks, rounds))
                 done(f"{size} bytes")
     print(table(lines, names), flush=True)  # noqa: T201
     print(steadiness(lines, names), flush=True)  # noqa: T201

@@ -43,7 +43,7 @@ COMMANDS: Final = {
     "bench": ("bench", "time collectives and check their results"),
     "tune": ("tune", "measure which algorithms are fastest here, and write a rule table"),
     "top": ("top.command", "see into a running job: who waits for whom, and who makes the others wait"),
-    "doctor": ("doctor.machine", "show what works here, and every setting with its source"),
+    "doctor": ("doctor.machine", "show what works here, and where settings come from"),
     "why": ("why", "tell for which reason a job has failed or hangs, from the records of its ranks"),
     "timeline": ("timeline", "merge the timelines of several ranks, to view them in Perfetto, or draw them"),
     "draw": ("draw", "draw an algorithm: who sends which part to whom, and when"),
@@ -61,7 +61,7 @@ examples:
   ronde bench -np 4                 measure allreduce over a range of sizes
   ronde tune -np 4                  find the fastest algorithms on this machine and write them to a table
   ronde top                         see into a running job
-  ronde doctor                      show available transports, and every setting with its source
+  ronde doctor                      show available transports, and where settings come from
   ronde doctor -H h1,h2,h3          check a cluster: versions, clocks, and the links between the hosts
   ronde why                         tell for which reason the last job has failed, or hangs
   ronde timeline merge all.json run.rank*.json
@@ -136,9 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return _CLOSED_PIPE
-    except (RondeError, OSError) as error:
+    except (RondeError, OSError, ModuleNotFoundError) as error:  # the last: an extra is not installed
         sys.stderr.write(f"{args.parser.prog}: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, (ConfigError, ModuleNotFoundError)) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return code

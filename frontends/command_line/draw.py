@@ -46,10 +46,14 @@ def main(args: argparse.Namespace) -> int:
     """Draw; returns the exit code."""
     known = algorithms(args.collective)
     if args.algorithm is None:
+        if args.output is not None:
+            args.parser.error(f"--output {args.output}: is for a drawing; give --algorithm NAME as well")
         sys.stdout.write("".join(f"{name:18} {_summary(found)}\n" for name, found in sorted(known.items())))
         return 0
     if args.algorithm not in known:
         args.parser.error(f"--algorithm {args.algorithm}: for {args.collective} it must be one of {', '.join(known)}")
+    if not 2 <= args.np <= MOST_RANKS:
+        args.parser.error(f"-np {args.np}: must be 2 to {MOST_RANKS}")
     if args.np % args.hosts:
         args.parser.error(f"--hosts {args.hosts}: must divide the number of ranks, {args.np}")
     if args.root >= args.np:

@@ -480,6 +480,8 @@ def elastic(args: argparse.Namespace, environment: Mapping[str, str]) -> Elastic
     """The terms of the job, and the ways to find and reach its hosts. Raises ConfigError."""
     terms = terms_of(args, environment)
     way, discovery = way_and_discovery(args, terms)
+    if args.preemption_file == "":
+        args.parser.error("--preemption-file '': must be the path of a file")
     return Elastic(terms, discovery, way, notice=args.preemption_file or "")
 
 

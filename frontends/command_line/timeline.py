@@ -70,6 +70,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def draw(args: argparse.Namespace) -> int:
     """Draw the files. Raises ConfigError as `merge` and `plot_lanes`, and if nothing lies between begin and end."""
+    if not args.begin < args.end:
+        raise ConfigError(f"--begin={args.begin:g}: must be less than --end={args.end:g}")
     headers, events = merge(args.files)
     lanes = lanes_of(events, args.begin, args.end)
     if not any(lanes.values()):
@@ -98,8 +100,11 @@ def lanes_of(
 
 
 def main(args: argparse.Namespace) -> int:
-    """Merge the files and print a summary. Raises ConfigError as `merge` and for a file that cannot be written."""
+    """Merge the files and print a summary. Raises ConfigError as `merge`, for a file that cannot be written, and where
+    OUT is the timeline of a rank."""
     headers, events = merge(args.files)
+    if _would_lose_a_rank(args.out, args.files, headers):
+        raise ConfigError(f"OUT {args.out}: is the timeline of a rank, which would be lost; begin with another file")
     try:
         temporary = args.out.with_name(f".{args.out.name}.{os.getpid()}")
         with contextlib.ExitStack() as cleaning:
@@ -117,6 +122,18 @@ def main(args: argparse.Namespace) -> int:
     if worst:
         sys.stdout.write(f"clocks of different hosts agree within {worst / 1000:.0f} us at the beginning\n")
     return 0
+
+
+def _would_lose_a_rank(out: Path, files: Sequence[Path], headers: Sequence[Mapping[str, Any]]) -> bool:
+    """True if `out` is the timeline of a rank, and not what was merged before: where OUT was forgotten before
+    run.rank*.json, it is that of rank 0."""
+    if not out.is_file():
+        return False
+    try:
+        header, merged = read(out)[0]["args"], is_merged(out)
+    except ConfigError:  # another file
+        return False
+    return not merged and (header not in headers or any(out.samefile(file) for file in files))
 
 
 def merge(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -161,6 +161,8 @@ def average_metrics(
     Raises on all ranks: TypeError for a value that is not a number on some rank; ValueError for different names, a
     negative weight, or weights whose sum is 0.
     """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics={metrics!r}: must be a dict of numbers by name")
     mine = {str(name): _number(value) for name, value in metrics.items()}
     rows = allgather_object((mine, _number(weight)), process_set=process_set)
     for rank, (row, part) in enumerate(rows):

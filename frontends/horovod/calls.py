@@ -46,7 +46,11 @@ class Call:
 
     def __post_init__(self) -> None:
         for argument in ("prescale", "postscale"):  # NumPy's numbers have no text
-            object.__setattr__(self, argument, float(getattr(self, argument)))
+            value = getattr(self, argument)
+            try:
+                object.__setattr__(self, argument, float(value))
+            except (TypeError, ValueError, OverflowError) as error:
+                raise TypeError(f"{argument}_factor={value!r}: must be a number") from error
 
     @property
     def process_set(self) -> ProcessSet:

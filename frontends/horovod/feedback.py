@@ -11,7 +11,16 @@ from collectives.compression import Int8, PowerSGD, State, TopK
 from frontends.horovod.compression import Compressor, NoneCompressor
 from frontends.horovod.ops import Average, Sum
 
-__all__ = ["AnyCompression", "Compressions", "ErrorFeedback", "is_lossy", "names_of", "number_of", "numbered"]
+__all__ = [
+    "AnyCompression",
+    "Compressions",
+    "ErrorFeedback",
+    "check_compressor",
+    "is_lossy",
+    "names_of",
+    "number_of",
+    "numbered",
+]
 
 
 class ErrorFeedback:
@@ -26,8 +35,7 @@ class ErrorFeedback:
 
     def __init__(self, compressor: Lossy) -> None:
         """Raises TypeError for another object."""
-        if not isinstance(compressor, Lossy):
-            raise TypeError(f"compressor={compressor!r}: must be one of ronde.compression, such as TopK(0.01)")
+        check_compressor(compressor, "compressor")
         self.compressor = compressor
         self.memory = State()
         self._communicator: Communicator | None = None
@@ -72,6 +80,12 @@ class ErrorFeedback:
             communicator, sources, op, out=targets, state=self.memory, names=names, name=label
         )
         return work
+
+
+def check_compressor(compressor: Any, name: str) -> None:
+    """Raise TypeError, naming the argument, for what is no compressor, also for its class."""
+    if not isinstance(compressor, Lossy):
+        raise TypeError(f"{name}={compressor!r}: must be one of ronde.compression, such as TopK(0.01)")
 
 
 AnyCompression: TypeAlias = type[Compressor] | ErrorFeedback

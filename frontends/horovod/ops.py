@@ -44,11 +44,9 @@ def choose_op(op: OpName | None, average: bool | None = None) -> OpName:
         return Average if average else Sum
     if op is None:
         return Average
-    if op in ALIASES:
-        return Average
-    if op not in (Average, Sum, Adasum, Min, Max, Product):
+    if not isinstance(op, str) or op not in (Average, Sum, Adasum, Min, Max, Product, *ALIASES):
         raise ValueError(f"op={op!r}: must be Average, Sum, Adasum, Min, Max or Product")
-    return op
+    return Average if op in ALIASES else op
 
 
 def check_linear(op: OpName, operation: str) -> None:

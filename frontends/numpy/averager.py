@@ -11,7 +11,7 @@ from collectives import OpName, ProcessSet, Work, global_process_set
 from collectives.arrays import is_small_float, rest, share
 from collectives.compression import Compressor, State
 from collectives.trees import Array, leaves, rebuilt
-from frontends.horovod import Average, Sum, as_horovod, check_passes, choose_op, communicator_of
+from frontends.horovod import Average, Sum, as_horovod, check_compressor, check_passes, choose_op, communicator_of
 from frontends.numpy.ops import Agreement, as_array, as_leaf, writable
 
 _Form = tuple[np.dtype[Any], tuple[int, ...]]
@@ -51,11 +51,13 @@ class GradientAverager:
         backward_passes_per_step   number of this rank's gradients that are averaged before they are combined; `wait`
                       returns None before that
 
-        Raises ValueError for a bad argument.
+        Raises TypeError or ValueError for a bad argument.
         """
         self._op = choose_op(op)
-        if compression is not None and self._op not in (Average, Sum):
-            raise ValueError(f"op={op!r}: with compression it must be Average or Sum")
+        if compression is not None:
+            check_compressor(compression, "compression")
+            if self._op not in (Average, Sum):
+                raise ValueError(f"op={op!r}: with compression it must be Average or Sum")
         check_passes(backward_passes_per_step)
         self._name = name
         self._in_place = in_place

@@ -19,6 +19,7 @@ from frontends.horovod import (
     begin_agreement,
     begin_digests,
     broadcast_object,
+    check_compressor,
     choose_op,
     communicator_of,
     explain,
@@ -73,8 +74,10 @@ def allreduce(
         writable(array, path) if in_place else np.empty_like(array)
         for array, (path, _) in zip(arrays, found, strict=True)
     ]
-    if compression is not None and (prescale_factor, postscale_factor) != (1.0, 1.0):
-        raise ValueError("compression: cannot be combined with prescale_factor and postscale_factor")
+    if compression is not None:
+        check_compressor(compression, "compression")
+        if (prescale_factor, postscale_factor) != (1.0, 1.0):
+            raise ValueError("compression: cannot be combined with prescale_factor and postscale_factor")
     with as_horovod():
         if not isinstance(tree, ARRAYS_AND_NUMBERS):
             Agreement(comm, "allreduce", [path for path, _ in found]).wait()

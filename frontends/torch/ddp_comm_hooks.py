@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from collectives.compression import Compressor, State
+from frontends.horovod import check_compressor
 from frontends.torch.distributed import ProcessGroup
 
 
@@ -35,8 +36,7 @@ class CompressionState:
     """
 
     def __init__(self, compressor: Compressor, process_group: Any = None, memory: State | None = None) -> None:
-        if not isinstance(compressor, Compressor):
-            raise TypeError(f"compressor={compressor!r}: must be one of ronde.compression, such as TopK(0.01)")
+        check_compressor(compressor, "compressor")
         group = dist.group.WORLD if process_group is None else process_group
         if not isinstance(group, ProcessGroup):
             raise TypeError(

@@ -57,6 +57,8 @@ def broadcast_optimizer_state(
     order; if their values show that they do not, all ranks raise ValueError. `model` is accepted for Horovod's sake and
     ignored.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer: must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     compare_order(own, [str(index) for index in range(len(own))], process_set)
     state = optimizer.state_dict() if _is_root(root_rank, process_set) else None

@@ -99,7 +99,7 @@ def _names(optimizer: torch.optim.Optimizer, named: Named | None) -> dict[Parame
     """Return the names that the user gave; None if there are none. Raises ValueError if they do not fit."""
     if named is None:
         return None
-    pairs = list(named)
+    pairs = list(named) if isinstance(named, Iterable) else [named]
     if any(not isinstance(pair, tuple) for pair in pairs):
         raise ValueError("named_parameters: must be pairs of name and parameter, such as model.named_parameters()")
     repeated = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)

@@ -103,6 +103,9 @@ BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("reduce_scatter", {"x": X, "counts": [3, 4]}, ValueError, r"counts=\[3, 4\]: .*at least 0 .*6 tog"),
     ("reduce_scatter", {"x": X, "counts": [7, -1]}, ValueError, r"counts=\[7, -1\]: .*at least 0"),
     ("alltoall", {"x": X[:5]}, ValueError, r"x: .*first dimension 5 .*2 ranks; .*splits="),
+    ("alltoall", {"x": X, "splits": [[1], [2, 3]]}, ValueError, r"splits=\[\[1\], \[2, 3\]\]: .*2 ints"),
+    ("grouped_allgather", {"xs": [X, "a"]}, TypeError, r"xs\[1\]='a': .*array"),
+    ("grouped_allgather", {"xs": [X, X], "expected": [None, [1]]}, ValueError, r"expected\[1\]=\[1\]: .*2 ints"),
     ("alltoall", {"x": X, "splits": [1.5, 4.5]}, ValueError, r"splits=\[1.5, 4.5\]: .*2 ints"),
     ("send", {"x": X, "dst": 2}, ValueError, r"dst=2: .*rank"),
     ("send", {"x": X, "dst": 0, "tag": -1}, ValueError, r"tag=-1: .* int, 0 to 2\*\*31 - 1"),
@@ -685,6 +688,10 @@ def test_local_and_cross_ranks() -> None:
         for attempt, one in itertools.product((pickle.dumps, copy.deepcopy), ours):
             with pytest.raises(TypeError, match=r"(Communicator|Queued|repeated).* .*pickled"):
                 attempt(one)
+        for timeout in (-1, "soon"):  # nothing is done
+            with pytest.raises(ValueError, match=f"timeout={timeout!r}: "):
+                ronde.shutdown(timeout)  # type: ignore[arg-type]
+        assert ronde.allreduce(1.0) == 1.0
     finally:
         ronde.shutdown()
     assert not ronde.is_initialized()

@@ -85,6 +85,8 @@ BAD: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
     ("timeout = [1]", {}, {}, r"timeout=\[1\] \(from file .*ronde.toml\): .*number"),
     ("[tpc]\nx = 1", {}, {}, r"\[tpc\] .*transport .*'tcp'"),
     ("[tcp]\npeer_timeout = 'x'", {}, {}, r"peer_timeout='x' \(from file .*\[tcp\]\): .*number"),
+    ("tcp = 5", {}, {}, r"file .*ronde.toml: tcp=5: must be a table"),
+    ("", {}, {"shm": None}, r"argument: shm=None: must be a table"),
     ("not toml", {}, {}, r"ronde.toml: .*TOML"),
 ]
 

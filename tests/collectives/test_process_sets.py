@@ -20,6 +20,7 @@ from collectives import (
     shutdown,
     world,
 )
+from collectives.process_sets import add_given
 from tests.worlds import World, Worlds, world_of
 
 PATIENCE = 30.0
@@ -128,10 +129,21 @@ def test_bad_ranks_are_refused_before_anything_is_done(four: World, bad: list[in
     assert four.run(body) == [6.0] * 4
 
 
-@pytest.mark.parametrize("bad", [[0.5], ["a"], [True]])
+@pytest.mark.parametrize("bad", [[0.5], ["a"], [True], 5])
 def test_ranks_are_ints(bad: list[Any]) -> None:
     with pytest.raises(TypeError, match=r"ranks=.*: .*ints"):
         ProcessSet(bad)
+
+
+def test_what_is_no_process_set_is_refused(four: World) -> None:
+    def body(comm: Any) -> float:
+        with pytest.raises(TypeError, match=r"process_set=\[0, 2\]: must be"):
+            remove_process_set([0, 2])  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="process_sets=7: must be"):
+            add_given(7)  # type: ignore[arg-type]
+        return total(comm)
+
+    assert four.run(body) == [6.0] * 4
 
 
 def test_a_set_is_added_once(four: World) -> None:

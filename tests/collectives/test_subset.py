@@ -113,12 +113,17 @@ def test_a_receive_is_taken_back_until_it_has_matched(worlds: Worlds) -> None:
     assert worlds.get("shm", 2).run(body) == [(True, False)] * 2
 
 
-@pytest.mark.parametrize("ranks", [[0, 0], [1], [0, 7]])
-def test_bad_ranks(worlds: Worlds, ranks: list[int]) -> None:
+@pytest.mark.parametrize("ranks", [[0, 0], [1], [0, 7], 1, [0.5]])
+def test_bad_ranks(worlds: Worlds, ranks: Any) -> None:
     def body(comm: Communicator) -> None:
         if comm.rank == 0:
-            with pytest.raises(ValueError, match="ranks"):
+            with pytest.raises((TypeError, ValueError), match="ranks="):
                 comm.subset(ranks)
+            for tag in (-1, 1 << 28, "a"):
+                with pytest.raises(ValueError, match="tag="):
+                    comm.channel(tag=tag)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="timeout=0"):
+                comm.channel(timeout=0)
         comm.barrier()
 
     worlds.get("local", 2).run(body)

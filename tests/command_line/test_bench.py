@@ -56,6 +56,8 @@ def test_every_collective_is_timed_and_right(tmp_path: Path, collective: str) ->
         (["reduce", "--beside", "gloo"], 2, "reduce: with --beside it must be one of"),
         (["-np", "1", "--beside", "gloo"], 2, "-np 1: must be 2 or more with --beside"),
         (["--beside", "horovod"], 2, "'horovod'"),
+        (["--beside", "gloo", "--min", "1M", "--max", "1K"], 2, "--min 1048576: must not be greater than --max 1024"),
+        (["--rounds", "3"], 2, "--rounds 3: is for --beside; give it as well"),
         (["--transport", "carrier-pigeon"], 2, "transport='carrier-pigeon': unknown"),
     ],
 )

@@ -42,7 +42,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["--help"], ["run", "bench", "doctor", "examples:", "ronde run -np 4 train.py"]),
         (
             ["run", "--help"],
-            ["examples:", "--num-proc N", "--transport NAME", "--set KEY=V", "--timeout S", "128 + N", "--min-np N"],
+            [
+                "examples:",
+                "--num-proc N",
+                "--transport NAME",
+                "--set KEY=V",
+                "--timeout S",
+                "128 + N",
+                "--min-num-proc N",
+            ],
         ),
         (["doctor", "--help"], ["examples:", "--json", "exit code"]),
         (["bench", "--help"], ["examples:"]),
@@ -243,6 +251,7 @@ def test_an_unknown_option_is_reported_by_its_command(
         (["--output-filename", ""], "--output-filename: '': must be the path of a folder"),
         (["--output-filename", __file__], f"--output-filename: '{__file__}': must be a folder, and "),
         (["--output-filename", f"{__file__}/logs"], f"must be a folder, and '{__file__}' is none"),
+        (["--min-np", "1", "--preemption-file", ""], "--preemption-file '': must be the path of a file"),
         (["--output-filename", "x" * 300], ": cannot be written: File name too long"),
         (["--start-timeout", "-1"], "--start-timeout: '-1': must be a number of seconds, more than 0"),
         (["--start-timeout", "inf"], "--start-timeout: 'inf': must be a number of seconds, more than 0"),
@@ -265,11 +274,27 @@ def test_options_of_run_are_checked_before_the_start(
         (["--every", "0"], "--every: '0': must be a number of seconds, more than 0"),
         (["--metrics", "--once"], "--metrics: serves until Ctrl-C; give it without --once"),
         (["--web", "--stack", "0"], "--web: serves until Ctrl-C; give it without --stack"),
+        (["--into", "records"], "--into records: is for --save; give it as well"),
+        (["--save", "--into", "."], "--into: '.': is there already; it must be a new folder"),
+        (["--web", "--address", "0.0.0.0"], "--address 0.0.0.0: is for --metrics; give it as well"),
+        (["--listen", "9400"], "--listen 9400: is for --web or --metrics; give it as well"),
     ],
 )
 def test_bad_options_of_top(options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exits("top", *options) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_top_without_its_extra_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("rich.", "frontends.command_line.top.screen"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert exits("top", "--once") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("ronde top: ")
+    assert "pip install 'ronde[progress]'" in err
 
 
 def loaded(code: str) -> set[str]:

@@ -139,6 +139,13 @@ def beginnings(comm: Communicator) -> None:
     for value in (None, "text" if rank == 1 else 1.0):  # one that a single rank has raises on all, at once
         with pytest.raises(TypeError, match=rf"metrics\['best'\]=.* rank {0 if value is None else 1}"):
             hvd.average_metrics({"loss": 1.0, "best": value})
+    with pytest.raises(TypeError, match=r"metrics=\[1.0\]: must be a dict"):
+        hvd.average_metrics([1.0])  # type: ignore[arg-type]
+    for compression in (Int8, "int8"):
+        with pytest.raises(TypeError, match=r"compression=.*: must be one of"):
+            hvd.allreduce(w, compression=compression)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"compression=.*: must be one of"):
+            hvd.GradientAverager(compression=compression)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="weight=None"):
         hvd.average_metrics({"loss": 1.0}, weight=None if rank else 1.0)
     for weight in (0, np.inf, np.nan):

@@ -86,6 +86,9 @@ def arguments() -> None:
         library.allreduce("text", None, how(Sum))
     with pytest.raises(TypeError, match=r"^tensors\[1\]:"):
         library.grouped_allreduce([np.zeros(1), "text"], None, how(Sum))
+    for factor in ("half", None, 10**400):
+        with pytest.raises(TypeError, match=f"postscale_factor={factor!r}: must be a number"):
+            Call("allreduce", postscale=factor)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="kind='gossip'"):
         list(Call("gossip").begin("name", [np.zeros(1)], [np.zeros(1)]))
 

@@ -188,6 +188,8 @@ def by_hand(rank: int, size: int) -> None:
         ({"named_parameters": named + named[:1]}, "unique"),
         ({"named_parameters": named[1:]}, "lacks parameters"),
         ({"named_parameters": [parameter for _, parameter in named]}, "pairs"),
+        ({"named_parameters": 5}, "pairs"),
+        ({"op": [hvd.Sum]}, r"op=\['sum'\]"),
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "op=Average only"),
         ({"backward_passes_per_step": 0}, "1 or more"),
         ({"groups": [[named[0][1]], [named[0][1]]]}, "more than one"),

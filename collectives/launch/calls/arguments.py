@@ -8,6 +8,8 @@ from typing import Any, Final, TypeAlias
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
+_MOST: Final = 65536
+"""The largest number of ranks, that of `ronde run`."""
 _MOST_SECONDS: Final = 1e9
 """A longer time to wait, also an infinite one, is this one: clocks and engines take no more."""
 
@@ -18,8 +20,8 @@ def count_of(name: str, value: Any) -> int:
         number = 0 if isinstance(value, bool) else operator.index(value)  # an integer of NumPy is one
     except TypeError:
         number = 0
-    if number < 1:
-        raise ValueError(f"{name}={value!r}: must be an integer, 1 or more")
+    if not 1 <= number <= _MOST:
+        raise ValueError(f"{name}={value!r}: must be an integer, 1 to {_MOST}")
     return number
 
 

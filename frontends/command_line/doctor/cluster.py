@@ -125,7 +125,7 @@ def check_ranks(environment: Mapping[str, str], *, interface: str) -> Findings |
     launch = launchers.find(environment)
     if launch is None:
         raise ConfigError(
-            "ronde doctor --cluster: no launcher has started this process as a rank; name the hosts by -H or --hostfile"
+            "--cluster: no launcher has started this process as a rank; name the hosts by -H or --hostfile"
         )
     deadline = time.monotonic() + MEET_SECONDS
     with contextlib.ExitStack() as resources:

@@ -1,4 +1,4 @@
-"""`ronde doctor`: show what works on this machine, and every setting with its source."""
+"""`ronde doctor`: show what works on this machine, and where settings come from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from typing import Any, Final
 
 from collectives.config import Config, Settings, unknown_variables
-from collectives.jit import cache_folder, obstacle
+from collectives.jit import keeping_folder, obstacle
 from collectives.launch import run
 from collectives.launch.job import allocated
 from collectives.planning import Rules
@@ -118,6 +118,7 @@ def examine() -> dict[str, Any]:
             problems.append(f"transport={config.transport!r} cannot be used here: {reason}")
         if config.compiled == "on" and why_no_code is not None:
             problems.append(f"compiled='on', and there can be no machine code: {why_no_code}")
+    kept = keeping_folder() if why_no_code is None else None
     return {
         "versions": _versions(),
         "frameworks": frameworks(),
@@ -126,7 +127,7 @@ def examine() -> dict[str, Any]:
         "machine": _machine(),
         "interfaces": interfaces(),
         "transports": transports,
-        "compiled": {"obstacle": why_no_code, "cache": str(cache_folder())},
+        "compiled": {"obstacle": why_no_code, "cache": None if kept is None else str(kept)},
         "settings": settings,
         "warnings": [f"no setting is called {name}" for name in unknown_variables(os.environ)],
         "problems": problems,
@@ -212,8 +213,9 @@ def render(findings: dict[str, Any], *, everything: bool = False) -> str:
     lines += ["", "transports"]
     lines += _table([(name, "usable" if why is None else f"no: {why}") for name, why in findings["transports"].items()])
     lines += ["", "compiled interpreter"]
-    why = findings["compiled"]["obstacle"]
-    lines += _table([("machine code", f"kept in {findings['compiled']['cache']}" if why is None else f"no: {why}")])
+    why, cache = findings["compiled"]["obstacle"], findings["compiled"]["cache"]
+    kept = "no: no folder for it can be written" if cache is None else f"kept in {cache}"
+    lines += _table([("machine code", kept if why is None else f"no: {why}")])
     if "calibration" in findings:
         lines += ["", "calibration", *_calibration(findings["calibration"])]
     if findings["settings"]:

@@ -9,10 +9,9 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from frontends.command_line.arguments import interval, port
+from frontends.command_line.arguments import interval, new_folder, port
 from frontends.command_line.top.keys import Keys, keys, usable
 from frontends.command_line.top.sources import Here, Source
 from frontends.needs import needs
@@ -57,17 +56,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stack", type=int, metavar="RANK", help="print the Python stack of a rank")
     parser.add_argument("--save", action="store_true", help="save the records of all ranks, for `ronde why`")
     parser.add_argument(
-        "--into", type=Path, metavar="FOLDER", help="the new folder of --save (default: one in the current folder)"
+        "--into",
+        type=new_folder,
+        metavar="FOLDER",
+        help="the new folder of --save (default: one in the current folder)",
     )
     parser.add_argument("--web", action="store_true", help="serve a page for the browser (ronde[web])")
     parser.add_argument(
         "--metrics", action="store_true", help="serve the figures for Prometheus (ronde[metrics]), instead of a table"
     )
+    parser.add_argument("--listen", type=port, metavar="PORT", help="port of --web and --metrics (default: a free one)")
     parser.add_argument(
-        "--listen", type=port, default=0, metavar="PORT", help="port of --web and --metrics (default: a free one)"
-    )
-    parser.add_argument(
-        "--address", default="127.0.0.1", help="address that --metrics listens at (default: this host alone reaches it)"
+        "--address", help="address that --metrics listens at (default: 127.0.0.1, which this host alone reaches)"
     )
     parser.add_argument(
         "--every", type=interval, default=_EVERY, metavar="SECONDS", help=f"time between looks (default: {_EVERY:g})"
@@ -80,6 +80,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Show the job; the exit code. Raises RondeError, OSError."""
+    for option, value, needed, given in (
+        ("--into", args.into, "--save", args.save),
+        ("--address", args.address, "--metrics", args.metrics),
+        ("--listen", args.listen, "--web or --metrics", args.web or args.metrics),
+    ):
+        if value is not None and not given:
+            args.parser.error(f"{option} {value}: is for {needed}; give it as well")
     if args.list:
         if args.host is not None:
             raise ConfigError(f"--list: lists the jobs of this host; give it without -H {args.host}")
@@ -222,13 +229,16 @@ def _serve(args: argparse.Namespace) -> int:
         ending.callback(observer.close)
         observer.look()
         if args.web:
-            page = Page(observer, args.listen)
+            with _listening("127.0.0.1", args.listen):
+                page = Page(observer, args.listen or 0)
             ending.callback(page.close)
             sys.stdout.write(address_text(page.url))
         if args.metrics:
-            metrics = Metrics(observer, args.address, 0 if args.web else args.listen)
+            address, listen = args.address or "127.0.0.1", None if args.web else args.listen
+            with _listening(address, listen):
+                metrics = Metrics(observer, address, listen or 0)
             ending.callback(metrics.close)
-            sys.stdout.write(f"http://{args.address}:{metrics.port}/metrics\n")
+            sys.stdout.write(f"http://{address}:{metrics.port}/metrics\n")
         observer.start()
         if args.web:
             page.start()
@@ -236,3 +246,13 @@ def _serve(args: argparse.Namespace) -> int:
         while not observer.wait(3600.0):
             pass
     return 0
+
+
+@contextlib.contextmanager
+def _listening(address: str, port: int | None) -> Iterator[None]:
+    """Around the start of a server: raise ConfigError, naming address and port, if it cannot listen there."""
+    try:
+        yield
+    except OSError as error:
+        where = address if port is None else f"{address}, port {port}"
+        raise ConfigError(f"cannot listen at {where}: {error.strerror}") from error

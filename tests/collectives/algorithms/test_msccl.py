@@ -179,6 +179,8 @@ def test_what_is_no_schedule_is_refused(tmp_path: Path, old: str, new: str, erro
     with pytest.raises(ValueError, match=error) as caught:
         import_msccl(file)
     assert str(file) in str(caught.value)
+    with pytest.raises(TypeError, match="path=None: must be a path"):
+        import_msccl(None)  # type: ignore[arg-type]
     assert "msccl_ring" not in algorithms("allreduce")
 
 

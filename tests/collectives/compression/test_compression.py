@@ -352,7 +352,13 @@ def test_compressors_are_values() -> None:
     [
         (lambda: Int8(block=0), "block=0: .*1 to 32768"),
         (lambda: Int8(rounding="up"), "rounding='up': .*'nearest' or 'stochastic'"),
+        (lambda: Int8(block=1.5), "block=1.5: .*int"),  # type: ignore[arg-type]
+        (lambda: Int8(block="a"), "block='a': .*int"),  # type: ignore[arg-type]
         (lambda: Int8(seed=-1), "seed=-1: .*0 or more"),
+        (lambda: Int8(seed=None), "seed=None: .*int"),  # type: ignore[arg-type]
+        (lambda: TopK("0.1"), "ratio='0.1': .*number"),  # type: ignore[arg-type]
+        (lambda: PowerSGD(float("inf")), "rank=inf: .*int"),  # type: ignore[arg-type]
+        (lambda: PowerSGD(seed=0.5), "seed=0.5: .*int"),  # type: ignore[arg-type]
         (lambda: TopK(0), "ratio=0: .*at most 1"),
         (lambda: TopK(1.5), "ratio=1.5: .*at most 1"),
         (lambda: PowerSGD(0), "rank=0: .*1 or more"),

@@ -83,10 +83,11 @@ def test_the_command_prints_the_picture_or_the_names(capsys: pytest.CaptureFixtu
     ("words", "error"),
     [
         (["--algorithm", "rings"], "--algorithm rings: for allreduce it must be one of "),
-        (["--algorithm", "ring", "-np", "1"], "size=1: must be 2 to 64 ranks"),
+        (["--algorithm", "ring", "-np", "1"], "-np 1: must be 2 to 64"),
         (["--algorithm", "ring", "--segments", "65536"], "segments=65536: the 4 ranks have more than 200000 steps"),
         (["--algorithm", "ring", "--hosts", "9"], "--hosts 9: must divide the number of ranks, 4"),
         (["--algorithm", "tree", "--segments", "2"], "segments=2: must be 1 for 'tree'"),
+        (["-o", "ring.svg"], "--output ring.svg: is for a drawing; give --algorithm NAME as well"),
         (["--algorithm", "ring", "-o", "ring.png"], "--output ring.png: must end with one of .svg, .html, .txt"),
     ],
 )

@@ -397,7 +397,7 @@ def test_a_copy_leaves_out_what_was_overwritten_meanwhile(tmp_path: Path) -> Non
 def test_ranks_without_a_record_save_none(tmp_path: Path) -> None:
     with world_of("local", 2) as world:
         assert world.communicators[0].save_flight_record(tmp_path / "records") is None
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="folder=7: must be a path"):
             world.communicators[0].save_flight_record(7)  # type: ignore[arg-type]
     assert not (tmp_path / "records").exists()
 

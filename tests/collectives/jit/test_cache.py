@@ -21,6 +21,7 @@ from collectives.jit.cache import (
     folder_for_making,
     host_folders,
     keep,
+    keeping_folder,
 )
 
 NEEDS_USERS = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
@@ -168,6 +169,20 @@ def test_a_full_disk_is_found_before_a_file_is_made(
 
     monkeypatch.setattr(cache.tempfile, "TemporaryFile", temporary)
     assert folder_for_making() == folders[0]
+
+
+def test_the_folder_that_keeps_is_told(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    assert keeping_folder() == folders[0]
+    folders[0].rmdir()
+    folders[0].parent.rmdir()
+    folders[0].parent.write_text("no folder")
+    assert keeping_folder() == folders[1]
+    keep("a", b"text")
+    assert (folders[1] / "a").exists()
+    (folders[1] / "a").unlink()
+    folders[1].rmdir()
+    folders[1].write_text("no folder")
+    assert keeping_folder() is None
 
 
 def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -323,8 +323,10 @@ def test_start_timeline_with_a_bad_path(worlds: Worlds, tmp_path: Path) -> None:
     world = worlds.get("local", 2)
 
     def body(comm: Communicator) -> None:
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="path=3: must be a path"):
             comm.start_timeline(3)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"path=.*: must name a file"):
+            comm.start_timeline("")
         with pytest.raises(OSError, match="nowhere"):
             comm.start_timeline(tmp_path / "nowhere" / "t.json")
         comm.barrier()
@@ -413,6 +415,8 @@ def test_draw(worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert out.read_text().count("rank 1 steps") == 1
     assert cli.main(["timeline", "draw", str(out), str(files[0]), "--begin", "1e6"]) == 2
     assert "--begin=1e+06, --end=inf: no collective lies between these milliseconds" in capsys.readouterr().err
+    assert cli.main(["timeline", "draw", str(out), str(files[0]), "--begin", "2", "--end", "1"]) == 2
+    assert "--begin=2: must be less than --end=1" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         cli.main(["timeline", "draw", str(tmp_path / "all.nonsense"), *map(str, files)])
     assert "all.nonsense': must end with one of .png, .svg, .pdf" in capsys.readouterr().err
@@ -427,6 +431,19 @@ def test_drawing_names_the_command_that_installs_matplotlib(
         cli.main(["timeline", "draw", str(tmp_path / "all.svg"), *map(str, files)])
     assert ended.value.code == 2
     assert "needs matplotlib: pip install 'ronde[plot]'" in capsys.readouterr().err
+
+
+def test_merge_overwrites_no_timeline_of_a_rank(
+    worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = traced(worlds.get("local", 2), tmp_path / "t.json", lambda comm: comm.barrier())
+    kept = files[0].read_bytes()
+    for words in (files, [files[0], *files]):  # OUT was forgotten; OUT is one of the files
+        assert cli.main(["timeline", "merge", *map(str, words)]) == 2
+        assert f"OUT {files[0]}: is the timeline of a rank" in capsys.readouterr().err
+        assert files[0].read_bytes() == kept
+    for words in (files[:1], files[:1], files):  # what was merged before is overwritten
+        assert cli.main(["timeline", "merge", str(tmp_path / "all.json"), *map(str, words)]) == 0
 
 
 def test_merge_aligns_clocks(

@@ -75,6 +75,17 @@ def test_ranks_that_do_different_things() -> None:
         world.run(run)
 
 
+def test_bad_arguments(worlds: Worlds) -> None:
+    def run(comm: Communicator) -> None:
+        with pytest.raises(TypeError, match="body=5: must be a function"):
+            comm.compose(5, "a test")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="what=None: must be a string"):
+            comm.compose_async(lambda _: 0, None, name="a")  # type: ignore[arg-type]
+        comm.barrier()
+
+    worlds.get("local", 2).run(run)
+
+
 def test_an_error_of_the_body_reaches_all() -> None:
     def run(comm: Communicator) -> None:
         def body(peers: Peers) -> None:

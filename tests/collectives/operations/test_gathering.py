@@ -112,6 +112,8 @@ def test_all_ranks_hear_of_a_refusal(algorithm: str, size: int, count: int, tran
 
 
 def test_ranks_with_and_without_compiled_code_refuse_alike() -> None:
+    pytest.importorskip("numba", reason="needs the compiled interpreter")
+
     def body(comm: Communicator) -> None:
         for count in (*[4] * 20, 5, *[6] * 20):
             rows = count + (count == 5 and comm.rank)

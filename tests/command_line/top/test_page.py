@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from frontends.command_line import cli
 from frontends.top import GAUGES, Metrics, Observer, Page, Watched, find
 from tests.command_line.top.jobs import running
 
@@ -125,7 +126,7 @@ def test_events_are_bounded_and_end_with_the_viewer(tmp_path: Path) -> None:
                 answer.close()
 
 
-def test_prometheus_gets_the_figures(tmp_path: Path) -> None:
+def test_prometheus_gets_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("prometheus_client", reason="it is not installed: pip install 'ronde[metrics]'")
     with running("straggler", 2, tmp_path / "job"), observed() as observer:
         metrics = Metrics(observer, "127.0.0.1", 0)
@@ -144,6 +145,8 @@ def test_prometheus_gets_the_figures(tmp_path: Path) -> None:
             await_looks(observer, names_rank_1)
             for name in GAUGES:
                 assert f"# TYPE ronde_rank_{name} gauge" in text()
+            assert cli.main(["top", "--metrics", "--listen", str(metrics.port)]) == 2
+            assert f"cannot listen at 127.0.0.1, port {metrics.port}: " in capsys.readouterr().err
         finally:
             metrics.close()
 

@@ -359,9 +359,10 @@ def test_notebook_shows_the_output_of_the_ranks() -> None:
     ("arguments", "error", "text"),
     [
         ({"fn": 3}, TypeError, "fn=3: .*callable"),
-        ({"np": 0}, ValueError, "np=0: .* 1 or more"),
-        ({"np": 2.0}, ValueError, "np=2.0: .* 1 or more"),
-        ({"np": True}, ValueError, "np=True: .* 1 or more"),
+        ({"np": 0}, ValueError, "np=0: .* 1 to 65536"),
+        ({"np": 2.0}, ValueError, "np=2.0: .* 1 to 65536"),
+        ({"np": True}, ValueError, "np=True: .* 1 to 65536"),
+        ({"np": 2**70, "transport": "local"}, ValueError, "np=1180591620717411303424: .* 1 to 65536"),
         ({"timeout": 0}, ValueError, "timeout=0: .*positive"),
         ({"timeout": "5"}, ValueError, "timeout='5': .*positive"),
         ({"args": {"x": 1}}, TypeError, "args={'x': 1}: .*sequence"),
