@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from collectives.config import Config, Settings
 from collectives.metering.prometheus import HELP
 from frontends.top import GAUGES
 
@@ -85,6 +86,8 @@ def test_the_indexed_job_has_what_its_ranks_read() -> None:
     values = {one["name"]: one for one in container["env"]}
     assert int(values["RONDE_SIZE"]["value"]) == spec["completions"]
     assert set(values["RONDE_SECRET"]["valueFrom"]["secretKeyRef"]) == {"name", "key"}
+    given = {name: one["value"] for name, one in values.items() if "value" in one}
+    assert Config.load(environment=given, directory=DEPLOY).connect_timeout > Settings().connect_timeout
     assert [one["mountPath"] for one in container["volumeMounts"]] == ["/dev/shm"]
     assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
 
@@ -100,6 +103,13 @@ def test_kubeflows_jobs() -> None:
     (launcher,) = replicas["Launcher"]["template"]["spec"]["containers"]
     command = launcher["command"]
     assert int(command[command.index("-np") + 1]) == mpi["spec"]["slotsPerWorker"] * replicas["Worker"]["replicas"]
+
+
+def test_the_image_has_nothing_that_git_ignores() -> None:
+    ignored = {line.strip("/") for line in (DEPLOY.parent / ".gitignore").read_text().splitlines()}
+    left_out = {line.removeprefix("**/") for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()}
+    assert ".venv" in ignored
+    assert ignored <= left_out
 
 
 @pytest.mark.parametrize("name", ["kubernetes.yaml", "kubeflow-pytorchjob.yaml", "kubeflow-mpijob.yaml"])
