@@ -114,7 +114,9 @@ def test_the_image_has_nothing_that_git_ignores() -> None:
 
 @pytest.mark.parametrize("name", ["kubernetes.yaml", "kubeflow-pytorchjob.yaml", "kubeflow-mpijob.yaml"])
 def test_no_manifest_holds_a_secret(name: str) -> None:
-    assert not re.search("[0-9a-f]{32}", (DEPLOY / name).read_text())
+    text = (DEPLOY / name).read_text()
+    assert not re.search("[0-9a-f]{32}", text)
+    assert "--from-literal" not in text  # nor is it shown on the command line that makes it
 
 
 @pytest.mark.processes
