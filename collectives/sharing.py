@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import logging
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ from collectives.jit import Allocation, ArrayKeeper, MachineCode, load
 from collectives.numeric import is_integer
 from transports.arenas import HANDLER, PAGE, Arena, supported
 from transports.errors import ConfigError
+
+log = logging.getLogger("ronde.sharing")
 
 LEAST_BYTES: Final = 1 << 16
 """The smallest array that is born shared."""
@@ -43,6 +46,7 @@ class SharedArrays:
     def __init__(self, sharing: _Sharing, before: Any) -> None:
         self._sharing = sharing
         self._before = before
+        self._process = os.getpid()
         self._open = True
 
     def close(self) -> None:
@@ -50,7 +54,7 @@ class SharedArrays:
         that there are become ordinary ones. Idempotent."""
         if self._open:
             self._open = False
-            self._sharing.leave(self._before)
+            self._sharing.leave(self._before, self._process)
 
     def __enter__(self) -> SharedArrays:
         return self
@@ -145,14 +149,15 @@ class _Sharing:
             self._users += 1
             return SharedArrays(self, self._set_handler(self._capsule))
 
-    def leave(self, before: Any) -> None:
-        """Undo `enter`."""
+    def leave(self, before: Any, process: int) -> None:
+        """Undo `enter` in `process`; that of a parent counts no more in a forked child."""
         if self._get_handler() is self._capsule:
             self._set_handler(before)
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._end_arena()
+        if process == os.getpid():
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._end_arena()
 
     def _begin_arena(self, nbytes: int) -> None:
         arena = Arena(nbytes)
@@ -171,12 +176,16 @@ class _Sharing:
         if arena is not None:
             books, nbytes = self.keeper.retire()
             arena.hide()
-            arena.make_private(nbytes)
+            try:
+                arena.make_private(nbytes)
+            except OSError as error:
+                log.warning("arrays born shared cannot be made private (%s); a forked child that uses them ends", error)
             self.keeper.settle(books, nbytes)
 
     # ---- forks
 
     def _before_fork(self) -> None:
+        self._lock.acquire()  # until after the fork: no other thread begins or ends an arena meanwhile
         self._renews = self._arena is not None
         self._end_arena()
 
@@ -184,6 +193,7 @@ class _Sharing:
         if self._renews:
             with contextlib.suppress(OSError):  # new arrays are ordinary ones then
                 self._begin_arena(max(_LEAST_LIMIT, self._limit - self.keeper.used))
+        self._lock.release()
 
     def _after_fork(self) -> None:
         self.keeper.after_fork()

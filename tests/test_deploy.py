@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from collectives.config import Config, Settings
 from collectives.metering.prometheus import HELP
 from frontends.top import GAUGES
 
@@ -85,6 +86,8 @@ def test_the_indexed_job_has_what_its_ranks_read() -> None:
     values = {one["name"]: one for one in container["env"]}
     assert int(values["RONDE_SIZE"]["value"]) == spec["completions"]
     assert set(values["RONDE_SECRET"]["valueFrom"]["secretKeyRef"]) == {"name", "key"}
+    given = {name: one["value"] for name, one in values.items() if "value" in one}
+    assert Config.load(environment=given, directory=DEPLOY).connect_timeout > Settings().connect_timeout
     assert [one["mountPath"] for one in container["volumeMounts"]] == ["/dev/shm"]
     assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
 
@@ -102,9 +105,18 @@ def test_kubeflows_jobs() -> None:
     assert int(command[command.index("-np") + 1]) == mpi["spec"]["slotsPerWorker"] * replicas["Worker"]["replicas"]
 
 
+def test_the_image_has_nothing_that_git_ignores() -> None:
+    ignored = {line.strip("/") for line in (DEPLOY.parent / ".gitignore").read_text().splitlines()}
+    left_out = {line.removeprefix("**/") for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()}
+    assert ".venv" in ignored
+    assert ignored <= left_out
+
+
 @pytest.mark.parametrize("name", ["kubernetes.yaml", "kubeflow-pytorchjob.yaml", "kubeflow-mpijob.yaml"])
 def test_no_manifest_holds_a_secret(name: str) -> None:
-    assert not re.search("[0-9a-f]{32}", (DEPLOY / name).read_text())
+    text = (DEPLOY / name).read_text()
+    assert not re.search("[0-9a-f]{32}", text)
+    assert "--from-literal" not in text  # nor is it shown on the command line that makes it
 
 
 @pytest.mark.processes

@@ -107,10 +107,13 @@ class Arena:
 
     def make_private(self, used: int) -> None:
         """Make the first `used` bytes private memory of this process, with the same content, which a forked child
-        inherits; release the others, and the descriptor. To be called once, after `hide`."""
-        if used:
-            map_memory(used, self._descriptor, mmap.PROT_READ | mmap.PROT_WRITE, at=self.begin, private=True)
-        self._release(used)
+        inherits; release the others, and the descriptor. To be called once, after `hide`. Raises OSError where a limit
+        of private memory forbids that: this process goes on using the bytes, a child inherits none of them."""
+        try:
+            if used:
+                map_memory(used, self._descriptor, mmap.PROT_READ | mmap.PROT_WRITE, at=self.begin, private=True)
+        finally:
+            self._release(used)
 
     def close(self) -> None:
         """Release all of it. To be called once, after `hide`."""

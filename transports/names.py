@@ -45,12 +45,13 @@ def full_name() -> str:
 
 
 def connect(address: tuple[str, int], deadline: float) -> socket.socket:
-    """Do what `socket.create_connection` does, up to a time of time.monotonic(), the look-up of the name included.
-    Raises OSError, UnicodeError; TimeoutError."""
+    """Do what `socket.create_connection` does, up to a time of time.monotonic(), the look-up of the name included. The
+    addresses of a name share the time, since one of them may not answer. Raises OSError, UnicodeError; TimeoutError."""
     host, port = address
     cause: OSError = OSError(f"the name {host!r} has no address")
-    for family, kind, protocol, _, target in resolve(host, port, socket.SOCK_STREAM, deadline):
-        left = seconds_left(deadline)
+    found = resolve(host, port, socket.SOCK_STREAM, deadline)
+    for place, (family, kind, protocol, _, target) in enumerate(found):
+        left = seconds_left(deadline) / (len(found) - place)
         link = socket.socket(family, kind, protocol)
         try:
             link.settimeout(left)

@@ -368,11 +368,13 @@ def realloc(keeper: int, address: int, size: int) -> int:
 
 @compiled
 def retire(keeper: int) -> int:
-    """Have no more arrays born in the present arena, and count one array in it until `settle`. Returns the address of
-    its books; 0: there is none."""
+    """Have no more arrays born in the present arena, and count one array in it until `settle`. Free blocks are not used
+    again: their memory is given back while the file still allows it. Returns the address of the books; 0: there is
+    none."""
     lock(keeper)
     books = field(keeper, at.PRESENT)
     if books != 0:
+        tidy(books)
         put(keeper + 8 * at.PRESENT, 0)
         put(books + 8 * at.NEXT, field(keeper, at.FORMER))
         put(keeper + 8 * at.FORMER, books)

@@ -268,6 +268,41 @@ def test_arrays_may_outlive_everything() -> None:
     subprocess.run([sys.executable, "-c", program], env=environment, timeout=SECONDS, check=True)
 
 
+def test_memory_of_dead_arrays_does_not_stay_with_those_that_become_ordinary() -> None:
+    handle = share_arrays(256 * MIB)
+    file = os.dup(int(arenas.OWN[arenas.DESCRIPTOR]))
+    try:
+        first = np.ones(MIB, np.uint8)
+        np.ones(16 * MIB, np.uint8)
+        last = np.ones(MIB, np.uint8)
+        handle.close()
+        assert os.fstat(file).st_blocks * 512 < 8 * MIB
+        assert first.all()
+        assert last.all()
+    finally:
+        os.close(file)
+        handle.close()
+
+
+def test_arrays_that_cannot_be_made_private_stay_and_nothing_is_left_after_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> int:
+        raise OSError(12, "Cannot allocate memory")
+
+    descriptors = set(os.listdir("/proc/self/fd"))
+    with share_arrays(16 * MIB):
+        array = np.ones(MIB, np.uint8)
+        monkeypatch.setattr(arenas, "map_memory", refuse)
+    monkeypatch.undo()
+    assert "Cannot allocate memory" in caplog.text
+    array += 1
+    assert (array == 2).all()
+    assert set(os.listdir("/proc/self/fd")) == descriptors
+    del array
+    assert not mappings()
+
+
 @pytest.mark.processes
 def test_the_bytes_in_use_are_counted_while_arenas_are_released() -> None:
     """A fork reads it while a thread drops the last array of a former arena."""
@@ -518,6 +553,46 @@ def _fork_meanwhile(rank: int, url: str) -> int:
             if rank == 0:
                 thread.join(SECONDS)
     return 1
+
+
+@pytest.mark.processes
+def test_contexts_of_the_parent_do_not_count_in_a_child() -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(share_arrays(16 * MIB))
+        with in_child() as child:
+            if child:
+                stack.close()
+                with share_arrays(16 * MIB):
+                    share_arrays().close()
+                    assert arenas.OWN[arenas.BEGIN] != 0
+                assert arenas.OWN[arenas.BEGIN] == 0
+
+
+@pytest.mark.processes
+def test_no_thread_begins_an_arena_while_another_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, began, handles = sharing._Sharing._end_arena, threading.Event(), list[SharedArrays]()
+
+    def share() -> None:
+        handles.append(share_arrays(16 * MIB))
+        began.set()
+
+    def end_and_let_others_in(self: sharing._Sharing) -> None:
+        end(self)
+        thread.start()
+        began.wait(0.2)  # for as long as that thread would take
+
+    thread = threading.Thread(target=share)
+    with share_arrays(16 * MIB):
+        monkeypatch.setattr(sharing._Sharing, "_end_arena", end_and_let_others_in)
+        with in_child() as child:
+            if child:
+                assert np.ones(MIB).all()
+            monkeypatch.undo()
+        thread.join(BOUND)
+        assert is_shared(np.ones(MIB))
+    for handle in handles:
+        handle.close()
+    assert not mappings()
 
 
 @pytest.mark.processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -88,6 +89,25 @@ def test_addresses_and_names_are_resolved() -> None:
             names.connect(address, time.monotonic() + BOUND)
     with pytest.raises(UnicodeError):
         names.connect(("x" * 70, 1), time.monotonic() + BOUND)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a listener that drops what its backlog has no room for")
+def test_the_next_address_of_a_name_is_tried_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.ExitStack() as opened:
+        answering = opened.enter_context(socket.create_server(("127.0.0.3", 0)))
+        port = answering.getsockname()[1]
+        opened.enter_context(socket.create_server(("127.0.0.2", port), backlog=0))
+        opened.enter_context(socket.create_connection(("127.0.0.2", port)))  # the backlog is full
+        real = socket.getaddrinfo
+
+        def resolver(host: Any, port: Any, *args: Any, flags: int = 0, **kwargs: Any) -> Any:
+            if flags & socket.AI_NUMERICHOST:
+                return real(host, port, *args, flags=flags, **kwargs)
+            return [each for address in ("127.0.0.2", "127.0.0.3") for each in real(address, port, *args, **kwargs)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolver)
+        with names.connect(("two.example", port), time.monotonic() + 0.6) as link:
+            assert link.getpeername() == ("127.0.0.3", port)
 
 
 @pytest.mark.processes

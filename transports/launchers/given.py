@@ -71,7 +71,11 @@ class GivenByHand(Way):
         if meeting.rank == 0 and is_own(host):
             try:
                 server = serve([port], secret, meeting, host)
-            except RendezvousError:  # somebody serves there already; if it is no store of ours, dialing says so
-                return dial([(host, port)], secret, meeting, STORE_PURPOSE)
+            except RendezvousError as error:  # somebody serves there already, if it is a store of this job
+                try:
+                    return dial([(host, port)], secret, meeting, STORE_PURPOSE)
+                except RendezvousError as other:
+                    text = f"{error.message}; nor does another process serve it there: {other.message}"
+                    raise RendezvousError(text, rank=0, peer=0) from other
             return dial(server.addresses, secret, meeting, meeting.purpose)
         return dial([(host, port)], secret, meeting, meeting.purpose, STORE_PURPOSE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -215,6 +216,13 @@ def test_address_by_hand_that_somebody_else_serves(three: Ranks) -> None:
     with TcpStoreServer("127.0.0.1", secret=bytes.fromhex(SECRET)) as server:
         way = GivenByHand({"RONDE_SECRET": SECRET}, server.url)
         assert three.meet([way] * 3) == [bytes.fromhex(SECRET)] * 3
+
+
+def test_address_by_hand_whose_port_another_program_has(three: Ranks) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        way = GivenByHand({"RONDE_SECRET": SECRET}, f"tcp://127.0.0.1:{stranger.getsockname()[1]}")
+        with pytest.raises(RendezvousError, match=os.strerror(errno.EADDRINUSE)):
+            three.rank(0, way, History(), "job", 0.2)
 
 
 def test_shared_folder(three: Ranks, tmp_path: Path) -> None:
