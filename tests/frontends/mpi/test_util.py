@@ -347,6 +347,24 @@ def test_structs_of_numpy_become_datatypes_and_come_back(align: bool) -> None:
         assert found.itemsize == datatype.extent
 
 
+@pytest.mark.parametrize("align", [False, True])
+def test_a_struct_of_arrays_of_one_keeps_its_size(align: bool) -> None:
+    from frontends.mpi.util.dtlib import from_numpy_dtype, to_numpy_dtype
+
+    given = np.dtype("(1,)i2,(1,)?", align=align)
+    found = to_numpy_dtype(from_numpy_dtype(given))
+    assert found == given
+    assert (found.itemsize, found.isalignedstruct) == (4 if align else 3, align)
+
+
+def test_each_block_of_a_vector_is_an_array() -> None:
+    from frontends.mpi import MPI
+    from frontends.mpi.util.dtlib import to_numpy_dtype
+
+    found = to_numpy_dtype(MPI.INT.Create_vector(2, 1, 2))
+    assert [kind for kind, *_ in (found.fields or {}).values()] == [np.dtype("(1,)i4")] * 2
+
+
 def test_a_struct_that_begins_late_has_the_length_of_its_extent() -> None:
     from frontends.mpi import MPI
     from frontends.mpi.util.dtlib import to_numpy_dtype
