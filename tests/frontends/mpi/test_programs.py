@@ -60,7 +60,7 @@ if __name__ == "__main__":
         print("raised", pool.submit(fail, 3).exception())
         print("chained", compose(collect(pool.submit(square, x) for x in range(4)), sum).result())
         print("of the script", type(pool.submit(point, 3).result()) is Point)
-        print("cannot be loaded", type(pool.submit(break_it).exception()).__name__)
+        print("cannot be loaded", "Broken: two arguments" in str(pool.submit(break_it).exception()))
         pool.shutdown(wait=False)
     try:
         MPIPoolExecutor(initializer=lambda: None).submit(square, 1)
@@ -241,7 +241,7 @@ def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
         "raised no 3",
         "chained 14",
         "of the script True",
-        "cannot be loaded TypeError",
+        "cannot be loaded True",
         "no pickle of the initializer",
         "again 81",
         "together 4 9 16",
