@@ -1,4 +1,4 @@
-"""Integers that a program gives: a float is no rank, tag, count or index, as with mpi4py."""
+"""Integers that a program gives: a float is no rank, tag, count or index. (mpi4py cuts off the fractions of some.)"""
 
 from __future__ import annotations
 
