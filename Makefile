@@ -11,7 +11,7 @@
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
 # make compatibility  run tests of torch, accelerate, transformers and Lightning on the torch backend and on gloo, for
 #              half an hour (ARGS="torch --worlds 2" is a part of it), and write the table in docs/torch-distributed.md;
-#              ARGS=mpi4py runs mpi4py's own tests on ronde.mpi, for two hours (ARGS="mpi4py cco_obj --worlds 2" is a part)
+#              ARGS=mpi4py runs mpi4py's own tests on ronde.mpi, for an hour (ARGS="mpi4py cco_obj --worlds 2" is a part)
 # make engines install Ray, Dask and Spark and run the tests of ranks that they place, for some minutes
 # make arm     run Ronde on an emulated aarch64: Debian's Python in a folder, qemu-user, wheels; about a quarter of an hour
 # make pythons run it on Python 3.12 to 3.15, and with the oldest dependencies allowed (ARGS="3.14 --part oracle")

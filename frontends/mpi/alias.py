@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from frontends.mpi.errors import missing
+from frontends.mpi.rc import rc
 
 VERSION: Final = "4.1.2"
 """The version of mpi4py whose API this is: programs that are not changed look for it."""
@@ -64,6 +65,7 @@ def install() -> None:
         return
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+        sys.modules[f"{_NAME}.rc"] = cast("ModuleType", rc)  # an object, as in mpi4py: `import mpi4py.rc` gives it
 
 
 def get_include() -> str:

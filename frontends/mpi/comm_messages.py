@@ -75,7 +75,7 @@ class Messages(CommBase):
         return Ended((ANY_SOURCE, ANY_TAG, 0, False))
 
     def _receive(self, target: Bytes | None, finish: Callable[[Bytes], Any] | None, source: int, tag: int) -> Operation:
-        peers = self._check(source, tag, receive=True)
+        peers, tag = self._check(source, tag, receive=True), int(tag)
         if source == PROC_NULL:
             return Ended(_NO_RANK)
         return Receiving(peers, target, finish, source, tag)

@@ -1,4 +1,4 @@
-"""Integers that a program gives: a float is no rank, tag, count or index, as with mpi4py."""
+"""Integers that a program gives: a float is no rank, tag, count or index. (mpi4py cuts off the fractions of some.)"""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import os
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+import numpy as np
+
 Default = TypeVar("Default", int, None)
 
 
 def as_int(value: Any, name: str) -> int:
-    """An integer. Raises TypeError for anything else, also for a float without a fraction."""
+    """An integer, or a bool, also of NumPy. Raises TypeError for anything else, also for a float without a fraction."""
     try:
-        return operator.index(value)
+        return operator.index(value.item() if isinstance(value, np.bool_) else value)
     except TypeError:
         raise TypeError(f"{name}={value!r}: must be an int") from None
 

@@ -88,7 +88,7 @@ class Peers(AttributedBody):
         """The channel's number of a rank that messages go to. Raises Exception."""
         if not 0 <= rank < len(self.numbers):
             raise error("ERR_RANK", f"rank {rank}: must be 0 to {len(self.numbers) - 1}")
-        return self.numbers[rank]
+        return self.numbers[int(rank)]
 
     def rank_of(self, number: int) -> int:
         """The rank with a number of the channel."""

@@ -181,16 +181,16 @@ def called(call: Call, broken: BaseException | None) -> Any:
 
 
 def _answer(call: bytes, broken: BaseException | None) -> tuple[bool, bytes]:
-    """The pickle of the result or of the error of a call."""
-    function: Any = "a task"
+    """The pickle of the result of a call, or of its error; that is also the error of a result without a pickle."""
     try:
         loaded: Call = MPI.pickle.loads(call)
-        function = loaded[0]
-        fine, value = True, called(loaded, broken)
+        return True, MPI.pickle.dumps(called(loaded, broken))
     except BaseException as error:  # noqa: BLE001 - it is the master's
-        error.add_note("".join(traceback.format_exception(error)))
-        fine, value = False, error
-    try:
-        return fine, MPI.pickle.dumps(value)
-    except Exception as error:  # noqa: BLE001 - the master gets it in the place of the value
-        return False, MPI.pickle.dumps(TypeError(f"the result of {function!r} cannot be pickled: {error}"))
+        text = "".join(traceback.format_exception(error))
+        error.add_note(text)
+        try:
+            pickled = MPI.pickle.dumps(error)
+            MPI.pickle.loads(pickled)
+        except Exception as cause:  # noqa: BLE001 - the master gets its text
+            pickled = MPI.pickle.dumps(RuntimeError(f"the error of the task has no pickle ({cause!r}): {text}"))
+        return False, pickled

@@ -58,12 +58,15 @@ def to_numpy_dtype(datatype: Datatype) -> np.dtype[Any]:
             raise ValueError(f"datatype: a part {params['subsizes']} of an array of {params['sizes']} has no dtype")
         return np.dtype((to_numpy_dtype(old), tuple(params["sizes"])))
     if combiner == "STRUCT":
-        lengths, places, kinds = params["blocklengths"], params["displacements"], params["datatypes"]
-        return _struct(lengths, places, kinds, max(layout.extent, layout.true_lb + layout.true_extent))
+        lengths, kinds = params["blocklengths"], [to_numpy_dtype(kind) for kind in params["datatypes"]]
+        formats = [kind if n == 1 else (kind, (n,)) for n, kind in zip(lengths, kinds, strict=True)]
+        end = max(layout.extent, layout.true_lb + layout.true_extent)
+        return _struct(formats, params["displacements"], end)
     blocks = _blocks(combiner, params, old)
     if blocks is None:
         raise ValueError(f"datatype: {combiner} has no dtype")
-    return _struct([n for n, _ in blocks], [at for _, at in blocks], [old] * len(blocks), layout.lb + layout.extent)
+    kind = to_numpy_dtype(old)
+    return _struct([(kind, (n,)) for n, _ in blocks], [at for _, at in blocks], layout.lb + layout.extent)
 
 
 def _blocks(combiner: str, params: dict[str, Any], old: Datatype) -> list[tuple[int, int]] | None:
@@ -79,22 +82,14 @@ def _blocks(combiner: str, params: dict[str, Any], old: Datatype) -> list[tuple[
     return None
 
 
-def _struct(lengths: list[int], places: list[int], kinds: list[Datatype], itemsize: int) -> np.dtype[Any]:
-    """A structured dtype; aligned where its fields are."""
-    formats: list[Any] = []
-    for length, kind in zip(lengths, kinds, strict=True):
-        dtype = to_numpy_dtype(kind)
-        formats.append(dtype if length == 1 else (dtype, (length,)))
+def _struct(formats: list[Any], places: list[int], itemsize: int) -> np.dtype[Any]:
+    """A structured dtype; aligned where its fields and its size are."""
     names = [f"f{i}" for i in range(len(formats))]
     spec = {"names": names, "formats": formats, "offsets": places, "itemsize": itemsize}
     try:
         return np.dtype({**spec, "aligned": True})  # type: ignore[call-overload, no-any-return]
     except ValueError:
-        pass
-    aligned = np.dtype(list(zip(names, formats, strict=True)), align=True)
-    if aligned.fields is not None and [aligned.fields[name][1] for name in names] == places:
-        return aligned
-    return np.dtype(spec)  # type: ignore[call-overload, no-any-return]
+        return np.dtype(spec)  # type: ignore[call-overload, no-any-return]
 
 
 def _resized(dtype: np.dtype[Any], datatype: Datatype) -> np.dtype[Any]:
@@ -103,12 +98,5 @@ def _resized(dtype: np.dtype[Any], datatype: Datatype) -> np.dtype[Any]:
         if not lb and extent == dtype.itemsize:
             return dtype
         raise ValueError(f"datatype: lb {lb}, extent {extent}: has no dtype")
-    names = list(dtype.names or ())
-    spec = {
-        "names": names,
-        "formats": [dtype.fields[name][0] for name in names],
-        "offsets": [dtype.fields[name][1] for name in names],
-        "itemsize": extent,
-        "aligned": dtype.isalignedstruct and extent % dtype.alignment == 0,
-    }
-    return np.dtype(spec)  # type: ignore[call-overload, no-any-return]
+    fields = [dtype.fields[name] for name in dtype.names or ()]
+    return _struct([kind for kind, *_ in fields], [at for _, at, *_ in fields], extent)

@@ -32,6 +32,21 @@ def test_a_ring_of_buffers_and_objects(ranks: Run, transport: str) -> None:
     assert ranks(3, body, transport) == [(float(left), {"from": left}) for left in (2, 0, 1)]
 
 
+def test_a_bool_of_numpy_is_a_color_a_rank_and_a_tag(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        half = comm.Split(np.bool_(comm.rank > 0))
+        other = np.bool_(comm.rank == 0)
+        got, late = np.empty(1), np.empty(1)
+        comm.Sendrecv(np.array([comm.rank]) * 1.0, other, np.True_, got, other, np.True_)
+        request = comm.Irecv(late, other, np.False_)
+        comm.send(half.size, comm.rank, 5)
+        comm.Send(np.array([comm.rank]) * 1.0, other, np.False_)
+        request.Wait()
+        return comm.recv(source=comm.rank, tag=5), got[0], late[0]
+
+    assert ranks(2, body) == [(1, 1.0, 1.0), (1, 0.0, 0.0)]
+
+
 def test_a_receive_takes_shorter_messages_and_tells_their_length(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()

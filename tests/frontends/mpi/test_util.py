@@ -6,6 +6,7 @@ import contextvars
 import itertools
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -269,8 +270,27 @@ def raise_it(_: object) -> None:
     raise TwoArguments(1, "text")
 
 
-@pytest.mark.parametrize("given", [1, Refused()])
-def test_what_cannot_be_loaded_is_an_error_of_its_task_alone(ranks: Run, given: object) -> None:
+class Unpickled:
+    """A result that has no pickle."""
+
+    def __init__(self, _: object) -> None:
+        """Take an argument, as the other tasks do."""
+
+    def __reduce__(self) -> Any:
+        raise ZeroDivisionError("no pickle")
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "error", "text"),
+    [
+        (raise_it, 1, RuntimeError, "TwoArguments: text"),
+        (raise_it, Refused(), ValueError, "no number"),
+        (Unpickled, 1, ZeroDivisionError, "no pickle"),
+    ],
+)
+def test_what_has_no_pickle_is_an_error_of_its_task_alone(
+    ranks: Run, function: Callable[[object], object], given: object, error: type[Exception], text: str
+) -> None:
     def body(comm: Any) -> Any:
         from frontends.mpi.futures.workers import RankPool, Task, serve
 
@@ -278,9 +298,9 @@ def test_what_cannot_be_loaded_is_an_error_of_its_task_alone(ranks: Run, given: 
             return serve(comm, 0)
         pool = RankPool(comm, None, None, ())
         futures: list[Future[Any]] = [Future(), Future()]
-        pool.put(Task(futures[0], (raise_it, (given,), {})))
+        pool.put(Task(futures[0], (function, (given,), {})))
         pool.put(Task(futures[1], (abs, (-2,), {})))
-        with pytest.raises((TypeError, ValueError)):
+        with pytest.raises(error, match=text):
             futures[0].result(timeout=60)
         pool.close()
         return futures[1].result(timeout=60)
@@ -345,6 +365,24 @@ def test_structs_of_numpy_become_datatypes_and_come_back(align: bool) -> None:
         found = to_numpy_dtype(datatype)
         assert found == given
         assert found.itemsize == datatype.extent
+
+
+@pytest.mark.parametrize("align", [False, True])
+def test_a_struct_of_arrays_of_one_keeps_its_size(align: bool) -> None:
+    from frontends.mpi.util.dtlib import from_numpy_dtype, to_numpy_dtype
+
+    given = np.dtype("(1,)i2,(1,)?", align=align)
+    found = to_numpy_dtype(from_numpy_dtype(given))
+    assert found == given
+    assert (found.itemsize, found.isalignedstruct) == (4 if align else 3, align)
+
+
+def test_each_block_of_a_vector_is_an_array() -> None:
+    from frontends.mpi import MPI
+    from frontends.mpi.util.dtlib import to_numpy_dtype
+
+    found = to_numpy_dtype(MPI.INT.Create_vector(2, 1, 2))
+    assert [kind for kind, *_ in (found.fields or {}).values()] == [np.dtype("(1,)i4")] * 2
 
 
 def test_a_struct_that_begins_late_has_the_length_of_its_extent() -> None:
