@@ -177,10 +177,10 @@ class GradientReduction:
             self._watch()
             if changed:
                 raise ValueError(
-                    f"gradient of {changed[0]!r}, of {len(changed)}: the program has changed it while it was combined: "
-                    "discard the gradients; call optimizer.synchronize() after backward() and before "
-                    "GradScaler.unscale_, clip_grad_norm_ and the like, and optimizer.step() in "
-                    "optimizer.skip_synchronize()"
+                    f"gradient of {changed[0]!r}, of {len(changed)}: the program has changed it while it was combined, "
+                    "or another DistributedOptimizer of it has: discard the gradients; call optimizer.synchronize() "
+                    "after backward() and before GradScaler.unscale_, clip_grad_norm_ and the like, and "
+                    "optimizer.step() in optimizer.skip_synchronize()"
                 )
 
     def step(
