@@ -35,7 +35,7 @@ class Persistent:
         Raises the errors of the plain call; ClosedError if the communicator has been closed.
         """
         planned, run_planned = self._planned, self._run_planned
-        if planned is None:
+        if planned is None or not self._given.flags.writeable:  # not any more: as the plain call has it
             return self._queue.run(self._make())
         run_planned(planned, self._x, self._out, self._timeout)
         return self._given

@@ -39,6 +39,7 @@ class ErrorFeedback:
         self.compressor = compressor
         self.memory = State()
         self._communicator: Communicator | None = None
+        self._parameters: list[object] = []
 
     def __repr__(self) -> str:
         return f"ErrorFeedback({self.compressor})"
@@ -49,6 +50,17 @@ class ErrorFeedback:
             raise ValueError(f"op={op!r}: {self.compressor} takes Average and Sum only")
         if (prescale, postscale) != (1.0, 1.0):
             raise ValueError(f"compression: {self.compressor} takes no scale factors, and no gradient_predivide_factor")
+
+    def belong_to(self, parameters: Sequence[object]) -> None:
+        """Be the memory of an optimizer, also if it is made anew with some of the same parameters.
+
+        Raises ValueError if it is that of another one: where their parameters have the same names, each would send what
+        the other has not sent.
+        """
+        own = {id(parameter) for parameter in self._parameters}
+        if own and own.isdisjoint(map(id, parameters)):
+            raise ValueError(f"compression={self}: remembers what another optimizer has not sent; make one for each")
+        self._parameters = list(parameters)
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
         """Raises TypeError, where an operation takes casts only."""

@@ -61,7 +61,8 @@ def DistributedOptimizer(
     name                          name of its operations, by default made of class and shapes. Needed only if several
                                   optimizers work at the same time on variables of the same shapes
     compression                   Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
-                                  Compression.int8(), .topk(0.01), .powersgd(2); applies to dense gradients
+                                  Compression.int8(), .topk(0.01), .powersgd(2), one for each optimizer; applies to
+                                  dense gradients
     sparse_as_dense               make TensorFlow's IndexedSlices dense before they are combined
     gradient_predivide_factor     Average divides by it before the sum and by size / it after
     op                            Average or Sum
@@ -201,6 +202,8 @@ class _Settings:
         how = Reduction(self.op, label, self.prescale, self.postscale, self.process_set)
         memory: list[str] = []
         if lossy is not None:
+            if not self.kept:
+                lossy.belong_to(variables)
             for variable in variables:  # numbered on all ranks as the optimizer sees them first
                 self.kept.setdefault(id(variable), f"{label}.{len(self.kept)}")
             memory = [self.kept[id(variables[index])] for index in chosen]

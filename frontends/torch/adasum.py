@@ -35,6 +35,10 @@ class StepReduction:
         self._hooks = Hooks(self._on_gradients)
         self._watch()
 
+    def close(self) -> None:
+        """Count no more passes: the optimizer is gone."""
+        self._hooks.close()
+
     def synchronize(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Nothing: steps are combined, not gradients."""
 

@@ -83,8 +83,9 @@ _CONTAINERS: Final = (dict, list, tuple)
 
 
 def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return `value` with placeholders in place of its tensors, which are appended to the list."""
-    if isinstance(value, torch.Tensor):
+    """Return `value` with placeholders in place of its dense tensors, which are appended to the list. Others, such as
+    the momentum of sparse gradients, stay in it."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
         tensors.append(value.detach().contiguous())
         return _Tensor(value)
     if isinstance(value, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
@@ -38,7 +39,7 @@ def DistributedOptimizer(
     named_parameters           usually model.named_parameters(): all parameters of the optimizer, with unique names, by
                                which the ranks match them. Without it they are matched by their places in the optimizer
     compression                Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
-                               Compression.int8(), .topk(0.01), .powersgd(2)
+                               Compression.int8(), .topk(0.01), .powersgd(2): one for each optimizer
     backward_passes_per_step   number of backward passes whose gradients are summed before they are combined; one more
                                before `step` raises AssertionError
     op                         Average, Sum, Min, Max, Product; Adasum combines the steps in place of the gradients
@@ -120,6 +121,7 @@ class _Distributed:
 
     def _attach(self, reduction: GradientReduction | StepReduction) -> None:
         self._reduction = reduction
+        weakref.finalize(self, reduction.close).atexit = False  # else the parameters would keep calling it
 
     def synchronize(self) -> None:
         """Wait until all gradients are combined. A gradient that this rank does not have, and others have, is zeros.

@@ -139,6 +139,13 @@ class Hooks:
                     note = self._note if parameter.nbytes <= SMALL_BYTES else self._note_large
                     hooked[id(parameter)] = parameter, parameter.register_post_accumulate_grad_hook(note)
 
+    def close(self) -> None:
+        """Watch none."""
+        for _, handle in self._hooked.values():
+            handle.remove()
+        self._hooked.clear()
+        self.forget()
+
     def hand_over(self) -> None:
         """Call the function with those that it has not had yet: a pass that ends by an error leaves some."""
         arrived, self._arrived = self._arrived, []

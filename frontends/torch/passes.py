@@ -39,7 +39,7 @@ class PassCounter:
         if left < 0:
             raise AssertionError(
                 "gradients were computed more than backward_passes_per_step times before step(); increase "
-                "backward_passes_per_step to add them up"
+                "backward_passes_per_step to add them up, or delete an older DistributedOptimizer of these parameters"
             )
         self._left[number] = left
         return left == 0

@@ -120,8 +120,14 @@ class GradientReduction:
         self._counter = PassCounter(0, passes)
         self._hooks = Hooks(self._on_gradients)
         given_groups(dict(zip(roster.parameters, roster.names, strict=True)), self._wanted)
+        if self._feedback is not None:
+            self._feedback.belong_to(roster.parameters)
         self._take_parameters()
         self._watch()
+
+    def close(self) -> None:
+        """Leave the parameters' gradients alone: the optimizer is gone."""
+        self._hooks.close()
 
     @property
     def in_flight(self) -> bool:
@@ -171,10 +177,10 @@ class GradientReduction:
             self._watch()
             if changed:
                 raise ValueError(
-                    f"gradient of {changed[0]!r}, of {len(changed)}: the program has changed it while it was combined: "
-                    "discard the gradients; call optimizer.synchronize() after backward() and before "
-                    "GradScaler.unscale_, clip_grad_norm_ and the like, and optimizer.step() in "
-                    "optimizer.skip_synchronize()"
+                    f"gradient of {changed[0]!r}, of {len(changed)}: the program has changed it while it was combined, "
+                    "or another DistributedOptimizer of it has: discard the gradients; call optimizer.synchronize() "
+                    "after backward() and before GradScaler.unscale_, clip_grad_norm_ and the like, and "
+                    "optimizer.step() in optimizer.skip_synchronize()"
                 )
 
     def step(

@@ -111,5 +111,22 @@ def functions(rank: int, size: int) -> None:
             hvd.DistributedOptimizer(plain, layer.named_parameters(), **wrong)
 
 
+def sharing(rank: int, size: int) -> None:
+    compression = hvd.Compression.topk(0.5)
+    layers = [torch.nn.Linear(2, 2) for _ in range(2)]
+    one, two = ([{"params": [layer.weight]}] for layer in layers)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(one, lr=0.1), compression=compression)
+    with pytest.raises(ValueError, match=r"compression=ErrorFeedback\(TopK\(.*one for each"):
+        hvd.DistributedOptimizer(torch.optim.SGD(two, lr=0.1), compression=compression)
+    del optimizer
+    again = hvd.DistributedOptimizer(torch.optim.SGD([*one, *two], lr=0.1), compression=compression)
+    layers[0].weight.sum().backward()
+    again.step()
+
+
+def test_optimizers_do_not_share_a_memory(pool: Pools) -> None:
+    pool(2).run(in_world, sharing)
+
+
 def test_functions_and_mistakes(pool: Pools) -> None:
     pool(2).run(in_world, functions)

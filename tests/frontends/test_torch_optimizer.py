@@ -549,6 +549,13 @@ def states(rank: int, size: int) -> None:
             seen = hvd.allgather_object(copy.deepcopy(optimizer.state_dict()))
             assert repr(seen[0]) == repr(seen[-1]), (kind, stepped)
             assert bool(seen[0]["state"]) == (stepped != "nobody") or kind in ("SGD", "Adagrad", "LBFGS")
+    rows = torch.nn.Embedding(3, 2, sparse=True)
+    optimizer = torch.optim.SGD(rows.parameters(), lr=0.1, momentum=0.9)
+    if rank == 1:
+        rows(torch.tensor([1])).sum().backward()
+        optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer, 1)
+    assert optimizer.state[rows.weight]["momentum_buffer"].to_dense().tolist() == [[0, 0], [1, 1], [0, 0]]
 
 
 def test_broadcast_of_every_optimizers_state(pool: Pools) -> None:

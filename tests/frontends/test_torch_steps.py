@@ -271,6 +271,44 @@ def test_it_is_wrapped_once_and_not_copied(world: World) -> None:
     world.run(refused)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+@pytest.mark.parametrize("options", [*OPTIONS, "adasum"])
+def test_an_optimizer_may_take_the_place_of_one_that_is_gone(world: World, options: str, kind: Any) -> None:
+    def steps(comm: Any) -> list[float]:
+        one, optimizer = made(kind, **({"op": hvd.Adasum} if options == "adasum" else OPTIONS[options]))
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        found = []
+        for step in range(4):
+            if step == 2:
+                plain = kind([one], lr=1.0)
+                optimizer = hvd.DistributedOptimizer(plain, [("one", one)])  # the first one is gone from here on
+            (2 * comm.rank * one.sum() if step > 1 else one.sum()).backward()
+            optimizer.step(lambda one=one: one.sum())
+            optimizer.zero_grad()
+            found.append(one[0].item())
+        optimizer = None
+        if comm.rank:
+            one.sum().backward()  # nobody combines it
+        return found
+
+    first, second = world.run(steps)
+    assert first == second
+    assert first[3] < first[2] < first[1]
+
+
+def test_an_older_optimizer_of_the_same_parameters_is_named(world: World) -> None:
+    def refused(comm: Any) -> None:
+        one, older = made()
+        newer = hvd.DistributedOptimizer(torch.optim.SGD([one], lr=1.0), [("newer", one)])
+        one.sum().backward()
+        newer.step()
+        with pytest.raises(AssertionError, match="delete an older DistributedOptimizer"):
+            one.sum().backward()
+        older.synchronize()
+
+    world.run(refused)
+
+
 def test_wrong_arguments_are_named_before_anything_is_reduced(world: World) -> None:
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (TypeError, "optimizer: .*Linear", {"optimizer": torch.nn.Linear(1, 1)}),

@@ -161,6 +161,26 @@ def test_an_array_may_be_given_another_shape_after_the_plan(transport: str, comp
         world.run(rank)
 
 
+@pytest.mark.parametrize("compiled", ["on", "off"])
+def test_an_array_may_not_be_written_to_any_more_after_the_plan(compiled: str) -> None:
+    def rank(comm: Communicator) -> None:
+        x, y = np.ones(4), np.zeros(4)
+        calls = [comm.plan("allreduce", x, out=y), comm.plan("allreduce", y, out=y)]
+        root = comm.plan("broadcast", y, out=y)
+        y.flags.writeable = False
+        for call in calls:
+            with pytest.raises(ValueError, match=r"out: .*read-only"):
+                call.run()
+        y.flags.writeable = comm.rank != 0
+        root.run()  # keeps the array on the root, as the plain call does
+        y.flags.writeable = True
+        calls[0].run()
+        assert y.tolist() == [2.0] * 4
+
+    with world_of("local", 2, compiled=(compiled,)) as world:
+        world.run(rank)
+
+
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_a_repeated_call_takes_other_arrays_each_time(transport: str) -> None:
     def body(comm: Communicator) -> Any:
