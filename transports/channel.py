@@ -22,10 +22,13 @@ A = TypeVar("A")
 
 _POLLS: Final = 64
 """Some 25 us, as long as Loop.glances."""
+_YIELD_SECONDS: Final = 0.8e-6
+"""Time of a yield and a look, if nothing else can run."""
 _YIELDS: Final = 100
-"""Yields after the polls, or without polls where ranks share cores. A yield costs half a microsecond if nothing else
-can run; to go on in Python costs a hundred times that. A message of 16 KiB that is late has often been given to a
-thread of the kernel, which needs a core too."""
+"""Yields where ranks share cores. To go on in Python costs a hundred times as much as one. A message of 16 KiB that is
+late has often been given to a thread of the kernel, which needs a core too."""
+_SLEEPS: Final = 2
+"""Milliseconds at most in which this rank serves no other peer."""
 
 
 def compiled_messages(engine: Engine, kind: type[A]) -> A | None:
@@ -39,7 +42,10 @@ class CompiledMessages(compiled.CompiledMessages):
     """The ability of an engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self.polls, self.yields = _POLLS if engine.loop.polls else 0, _YIELDS
+        loop = engine.loop
+        self.polls = _POLLS if loop.polls else 0
+        self.yields = int(loop.spin / _YIELD_SECONDS) if loop.polls else _YIELDS
+        self.sleeps = _SLEEPS
         self._engine = engine
 
     def channel(self, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int) -> Channel | None:

@@ -9,8 +9,8 @@ once, it hands back:
         |  lanes in use: BUSY, nothing was done
         v
     run(source, target)        compiled: send(2) and recv(2) on sockets, copies from and to rings, without Python
-        |  a message does not come soon, or is another one; there is no room for the whole of one; a rank sleeps
-        v
+        |  a message does not come soon, or is another one; there is no room for the whole of one; a rank sleeps on a
+        v  descriptor
     the transport gets the bytes that were read and the rest of the message, and wakes the rank
 
 A frame in a buffer and on a socket is a head of three words of 64 bits, little-endian, and the payload: the tag, the
@@ -47,8 +47,12 @@ IN_DATA: Final = 5
 MASK: Final = 6
 """The bytes of each of these rings, less 1."""
 BELL: Final = 7
-"""Address of the doorbell of the peer, which is not 0 while it sleeps; for rings."""
-LANE_WORDS: Final = 8
+"""Address of the doorbell of the peer, for rings: a word of 32 bits, BY_FUTEX while the peer sleeps by futex(2),
+greater while it sleeps otherwise, else 0. To wake one that sleeps by futex(2): store 0, and wake one sleeper."""
+BY_FUTEX: Final = 1
+OWN_BELL: Final = 8
+"""Address of the doorbell of this rank, for rings."""
+LANE_WORDS: Final = 9
 
 # Words of the control of a ring, and the bytes of its frames; see transports.shm.ring.
 WRITTEN: Final = 0
@@ -122,12 +126,13 @@ class CompiledMessages(ABC):
 
     polls    attempts to receive from a socket that are worthwhile before a yield; 0 where ranks share cores. Then a
              table should let other threads run Python meanwhile, since each yield may take milliseconds
-    yields   yields of the core that are worthwhile after these, each before an attempt, before a message is left to
-             the transport
+    yields   yields of the core that are worthwhile after these, each before an attempt
+    sleeps   sleeps of a millisecond at most that are worthwhile after these, before a message is left to the transport
     """
 
     polls: int
     yields: int
+    sleeps: int
 
     @abstractmethod
     def channel(self, dests: Sequence[int], sources: Sequence[int], tag: int, busy: int) -> Channel | None:

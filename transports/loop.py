@@ -92,6 +92,7 @@ class Loop:
 
     alarm    set, for good, once a wait may be impossible to complete; from then on compiled code does not wait
     polls    True if a wait may poll one connection alone for a moment, since there is a core for each rank
+    spin     seconds of polling without progress before a wait sleeps, or yields
     yields   True if a wait may yield the core instead, since ranks that are processes share cores
     glances  polls of one connection while no other is served; some 25 us, if waits poll at all
     due      time at which all peers must be served, also by a thread that serves one of them alone
@@ -106,7 +107,7 @@ class Loop:
         self._progress = progress
         self._cores = cores
         self._longest_sleep = LONGEST_SLEEP * max(1.0, cores.ranks / MANY_RANKS)
-        self._spin = 0.0
+        self.spin = 0.0
         self._yields_for = 0.0
         self._tick_at = 0.0
         self.due = 0.0
@@ -119,10 +120,10 @@ class Loop:
 
     def wait_like(self, spin: float, yields_for: float) -> None:
         """Poll and yield for at least so many seconds before a sleep."""
-        self._spin = max(self._spin, spin)
+        self.spin = max(self.spin, spin)
         self._yields_for = max(self._yields_for, yields_for)
-        self.polls = self._spin > 0.0 and self._cores.suffice
-        waits = self._spin + self._yields_for > 0.0
+        self.polls = self.spin > 0.0 and self._cores.suffice
+        waits = self.spin + self._yields_for > 0.0
         self.yields = waits and not self.polls and not self._cores.shares_process
         self.glances = range(_GLANCES if self.polls else 1)
 
@@ -269,7 +270,7 @@ class Loop:
             if moved:  # more bytes may follow immediately
                 since, longest = now, FIRST_SLEEP
             idle = now - since
-            if idle < self._spin and now < deadline:
+            if idle < self.spin and now < deadline:
                 if not moved and self._selector is not None:
                     self._cores.leave()
                 continue
@@ -277,7 +278,7 @@ class Loop:
             if now >= deadline:
                 awaited.check_possible()
                 return False
-            if idle < self._spin + self._yields_for:
+            if idle < self.spin + self._yields_for:
                 awaited.check_possible()
                 unlocked(self.driver.lock, self._cores.leave)
             else:

@@ -147,7 +147,8 @@ class Executor:
         self._mask, self._times_calls, self._entry = log.words[KEPT_MASK], bool(log.words[TIMED]), 0
         self._messages = None if code is None else transport.ability(CompiledMessages)
         if self._messages is not None:
-            self._state.use_messages(self._messages.polls, self._messages.yields)
+            messages = self._messages
+            self._state.use_messages(messages.polls, messages.yields, messages.sleeps)
         self._scratch = NO_DATA
         self._bound: dict[type, int] = planner.cache()
         """Instructions that are kept bound, by form. Emptied with the plans."""

@@ -16,7 +16,9 @@ from collectives.jit.atomics import (
     WORD,
     call_function,
     clear_bytes,
+    compiled,
     copy_bytes,
+    field,
     load_acquire,
     madvise,
     munmap,
@@ -27,9 +29,6 @@ from collectives.jit.atomics import (
     swap,
     word,
 )
-from collectives.jit.interpreter import field
-
-compiled = numba.njit(error_model="numpy")
 
 _SPINS = 100
 _GIVE_BACK = 9

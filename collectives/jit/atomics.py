@@ -11,6 +11,7 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -20,6 +21,8 @@ from collectives.jit.counter import counts_cycles
 
 WORD = types.int64
 """A word of 64 bits: a number, or an address."""
+compiled = numba.njit(error_model="numpy")
+"""Compiles a function, which others that are compiled may call."""
 _NOTHING = types.void
 _WORD_BITS = ir.IntType(64)
 _FUTEX = {"x86_64": 202, "amd64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine().lower(), 0)
@@ -58,6 +61,12 @@ def word(typing: Any, address: Any) -> Any:
     return WORD(WORD), generate
 
 
+@compiled
+def field(record: int, index: int) -> int:
+    """A word of a table, a row or a state."""
+    return word(record + 8 * index)
+
+
 @intrinsic
 def half_word(typing: Any, address: Any) -> Any:
     """The 32 bits at an address: a C int."""
@@ -76,6 +85,19 @@ def put_half(typing: Any, address: Any, value: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
         bits = ir.IntType(32)
         builder.store(builder.trunc(operands[1], bits), builder.inttoptr(operands[0], bits.as_pointer()))
+        return context.get_dummy_value()
+
+    return _NOTHING(WORD, WORD), generate
+
+
+@intrinsic
+def put_half_ordered(typing: Any, address: Any, value: Any) -> Any:
+    """`store_ordered` of the lower 32 bits of a value."""
+
+    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        bits = ir.IntType(32)
+        place = builder.inttoptr(operands[0], bits.as_pointer())
+        builder.store_atomic(builder.trunc(operands[1], bits), place, "seq_cst", 4)
         return context.get_dummy_value()
 
     return _NOTHING(WORD, WORD), generate
@@ -158,7 +180,9 @@ def cycles(typing: Any) -> Any:
 
 
 def _call_futex(builder: Any, address: Any, operation: int, number: Any, timeout: Any) -> None:
-    """futex(2), by the C library's variadic syscall."""
+    """futex(2), by the C library's variadic syscall, on processors where it is known."""
+    if not _FUTEX:
+        return
     kind = ir.FunctionType(_WORD_BITS, [_WORD_BITS], var_arg=True)
     syscall = cgutils.get_or_insert_function(builder.module, kind, "syscall")
     constant = _WORD_BITS
@@ -268,6 +292,8 @@ recvmsg = types.ExternalFunction("recvmsg", WORD(WORD, WORD, WORD))
 """The C library's function: descriptor, address of a struct msghdr, flags."""
 recv = types.ExternalFunction("recv", WORD(WORD, WORD, WORD, WORD))
 """The C library's function: descriptor, address, bytes, flags."""
+poll = types.ExternalFunction("poll", WORD(WORD, WORD, WORD))
+"""The C library's function: address and number of struct pollfd, milliseconds. The lower 32 bits are its answer."""
 clock_gettime = types.ExternalFunction("clock_gettime", WORD(WORD, WORD))
 """The C library's function; writes seconds and nanoseconds."""
 madvise = types.ExternalFunction("madvise", WORD(WORD, WORD, WORD))

@@ -1,9 +1,9 @@
 """The interpreter, as Numba compiles it. `layout` names the words that it works on.
 
 It does what execution/rows.py does for the same instructions, as long as nothing has to be decided: it never
-raises, sleeps or looks at a clock. Where a peer's epoch or message does not come soon, where its check differs, or
+raises or looks at a clock. Where a peer's epoch or message does not come soon, where its check differs, or
 where a peer has to be woken, it returns the number of the row. Python does that row, in its one way, and calls it again
-for the rows behind it. Numba is needed to import this module.
+for the rows behind it. Messages are in lanes.py. Numba is needed to import this module.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from collectives.jit.atomics import (
     WORD,
     call_kernel,
     clock_gettime,
+    compiled,
     copy_bytes,
     cycles,
+    field,
     half_word,
     int_value,
     keep,
@@ -43,50 +45,23 @@ from collectives.jit.atomics import (
     pause,
     process_vm_readv,
     put,
-    recv,
-    recvmsg,
     restore_thread,
     save_thread,
     sched_yield,
-    send,
-    sendmsg,
     store_ordered,
     store_release,
     word,
 )
+from collectives.jit.lanes import sent, taken
 from transports.arenas import BEGIN, END, PEER_BEGIN, PEER_END, SHARED, SHIFT, TOLD
-from transports.compiled import (
-    BELL,
-    BUFFER,
-    HEAD_BYTES,
-    IN,
-    IN_DATA,
-    MASK,
-    OUT,
-    OUT_DATA,
-    READ,
-    RING_HEAD_BYTES,
-    WANTED,
-    WRITTEN,
-)
-from transports.compiled import END as BUFFERED
 from transports.onesided import ARENA, ASKED, CHECKS, EPOCH, EXPOSED, KEPT, OPENED
 
 _HEAD = object.__basicsize__
 """Bytes of the head that all objects have. The second word of it is the type."""
-_NO_SIGNAL = 0x4000
-"""Linux' MSG_NOSIGNAL: a broken connection is no signal."""
 _MONOTONIC = 1
 _SECOND = 1_000_000_000
 _OFTEN = 16
 """Calls between two readings of the clock beside the processor's counter."""
-compiled = numba.njit(error_model="numpy")
-
-
-@compiled
-def field(record: int, index: int) -> int:
-    """A word of a table, a row or a state."""
-    return word(record + 8 * index)
 
 
 @compiled
@@ -252,141 +227,6 @@ def scale(table: int, kernel: int, source: int, target: int) -> None:
 
 
 @compiled
-def gathered(frame: int, head: int, done: int, payload: int, count: int) -> int:
-    """The struct msghdr in the memory of a frame, for what comes after its first `done` bytes: the rest of the head, at
-    the address `head`, and of the payload."""
-    message, first, second = frame + at.GATHERED, frame + at.PARTS, frame + at.PARTS + 16
-    head_left, payload_done = max(0, HEAD_BYTES - done), max(0, done - HEAD_BYTES)
-    put(first, head + HEAD_BYTES - head_left)
-    put(first + 8, head_left)
-    put(second, payload + payload_done)
-    put(second + 8, count - payload_done)
-    for index in range(7):
-        put(message + 8 * index, 0)
-    put(message + 16, first)
-    put(message + 24, 2)
-    return message
-
-
-@compiled
-def ring_frame(count: int) -> int:
-    """The bytes of a frame in a ring."""
-    return RING_HEAD_BYTES + (count + RING_HEAD_BYTES - 1) // RING_HEAD_BYTES * RING_HEAD_BYTES
-
-
-@compiled
-def write_frame(lanes: int, tag: int, check: int, payload: int, count: int) -> int:
-    """Write a message into the ring to a peer. Returns its bytes as `send_message` does: 0 if there is no room."""
-    control, data, mask = field(lanes, OUT), field(lanes, OUT_DATA), field(lanes, MASK)
-    written = field(control, WRITTEN)
-    if load_acquire(control + 8 * READ) + mask + 1 - written < ring_frame(count):
-        return 0
-    head = data + (written & mask)
-    put(head, tag)
-    put(head + 8, count)
-    put(head + 16, check)
-    put(head + 24, 0)
-    start = written + RING_HEAD_BYTES & mask
-    first = min(count, mask + 1 - start)
-    copy_bytes(data + start, payload, first)
-    copy_bytes(data, payload + first, count - first)
-    store_ordered(control + 8 * WRITTEN, written + ring_frame(count))
-    return HEAD_BYTES + count
-
-
-@compiled
-def read_frame(lanes: int, tag: int, check: int, result: int, count: int, spins: int, yields: int) -> bool:
-    """Take a message out of the ring from a peer. False if it does not come soon, or if another one or a part of it
-    comes: it stays there."""
-    control, data, mask = field(lanes, IN), field(lanes, IN_DATA), field(lanes, MASK)
-    read = field(control, READ)
-    while load_acquire(control + 8 * WRITTEN) == read:
-        if spins > 0:
-            spins -= 1
-            pause()
-        elif yields > 0:
-            yields -= 1
-            sched_yield()
-        else:
-            return False
-    head = data + (read & mask)
-    if load_acquire(control + 8 * WRITTEN) - read < ring_frame(count):
-        return False
-    if field(head, 0) != tag or field(head, 1) != count or field(head, 2) != check or field(head, 3) != 0:
-        return False
-    start = read + RING_HEAD_BYTES & mask
-    first = min(count, mask + 1 - start)
-    copy_bytes(result, data + start, first)
-    copy_bytes(result + first, data, count - first)
-    store_ordered(control + 8 * READ, read + ring_frame(count))
-    return True
-
-
-@compiled
-def sleeps(lanes: int) -> bool:
-    """True if the peer sleeps at its doorbell."""
-    return half_word(field(lanes, BELL)) != 0
-
-
-@compiled
-def send_message(lanes: int, frame: int, tag: int, check: int, payload: int, count: int) -> int:
-    """Send a message over a socket; the number of bytes that the system has taken, the head included. An error is left
-    to Python, which meets it too."""
-    put(frame, tag)
-    put(frame + 8, check)
-    put(frame + 16, count)
-    lane = field(lanes, OUT)
-    if count <= at.JOINED_BYTES:
-        copy_bytes(frame + HEAD_BYTES, payload, count)
-        return max(0, send(lane, frame, HEAD_BYTES + count, _NO_SIGNAL))
-    return max(0, sendmsg(lane, gathered(frame, frame, 0, payload, count), _NO_SIGNAL))
-
-
-@compiled
-def receive(lanes: int, frame: int, result: int, count: int, polls: int, yields: int) -> int:
-    """Receive a frame into the buffer; a payload that is not small into the result instead. Poll, then yield the core.
-    Returns the number of bytes received: fewer than the frame has if they do not come soon."""
-    lane, buffer = field(lanes, IN), field(lanes, BUFFER)
-    end, whole = 0, HEAD_BYTES + count
-    while end < whole:  # no byte of the next message is read
-        if count <= at.JOINED_BYTES:
-            got = recv(lane, buffer + end, whole - end, 0)
-        else:
-            got = recvmsg(lane, gathered(frame, buffer, end, result, count), 0)
-        if got > 0:
-            end += got
-        elif got < 0 and polls > 0:
-            polls -= 1
-        elif got < 0 and yields > 0:
-            yields -= 1
-            sched_yield()
-        else:
-            break
-    return end
-
-
-@compiled
-def take_message(
-    lanes: int, frame: int, tag: int, check: int, result: int, count: int, polls: int, yields: int
-) -> bool:
-    """Take a message out of the buffer, the one that came before the call, or else receive one from a socket. False if
-    it does not come soon, or if another one or the end of the connection comes: the bytes that were read are in the
-    buffer then."""
-    buffer, end = field(lanes, BUFFER), field(lanes, BUFFERED)
-    joined = end > 0 or count <= at.JOINED_BYTES
-    if end == 0:
-        end = receive(lanes, frame, result, count, polls, yields)
-    good = end == HEAD_BYTES + count and field(buffer, 0) == tag and field(buffer, 1) == check
-    good = good and field(buffer, 2) == count
-    if joined and good:
-        copy_bytes(result, buffer + HEAD_BYTES, count)
-    elif not joined and not good:
-        copy_bytes(buffer + HEAD_BYTES, result, max(0, end - HEAD_BYTES))
-    put(lanes + 8 * BUFFERED, 0 if good else end)
-    return good
-
-
-@compiled
 def now(clock: int) -> int:
     """The time in nanoseconds, of the clock of time.perf_counter_ns on Linux. `clock` has room for two words."""
     clock_gettime(_MONOTONIC, clock)
@@ -457,31 +297,13 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
             if publish(state, epoch + field(row, at.COUNT), check):
                 return index
         elif opcode == at.SEND:
-            payload, count = operand(row, at.A, source, target, slot), field(row, at.COUNT)
-            lanes, tag = field(row, at.LANES), field(table, at.TAG)
-            in_ring = field(lanes, OUT_DATA) != 0
-            if in_ring:
-                sent = write_frame(lanes, tag, check, payload, count)
-            else:
-                sent = send_message(lanes, field(state, at.FRAME), tag, check, payload, count)
-            if sent < HEAD_BYTES + count or (in_ring and sleeps(lanes)):
-                put(state + 8 * at.MOVED, sent)
+            payload, lanes = operand(row, at.A, source, target, slot), field(row, at.LANES)
+            if not sent(lanes, state, field(table, at.TAG), check, payload, field(row, at.COUNT)):
                 return index
         elif opcode == at.TAKE:
-            result, lanes, frame = (
-                operand(row, at.RESULT, source, target, slot),
-                field(row, at.LANES),
-                field(state, at.FRAME),
-            )
-            tag, count = field(table, at.TAG), field(row, at.COUNT)
-            polls, yields = field(state, at.POLLS), field(state, at.YIELDS)
-            if field(lanes, IN_DATA) != 0 and field(lanes, BUFFERED) == 0:
-                good = read_frame(lanes, tag, check, result, count, field(state, at.SPINS), yields)
-                wanted = good and field(field(lanes, IN), WANTED) != 0 and sleeps(lanes)
-            else:
-                good, wanted = take_message(lanes, frame, tag, check, result, count, polls, yields), False
-            if wanted or not good:
-                put(state + 8 * at.MOVED, HEAD_BYTES + count if good else 0)
+            result, lanes = operand(row, at.RESULT, source, target, slot), field(row, at.LANES)
+            released = field(table, at.RELEASES) != 0
+            if not taken(lanes, state, field(table, at.TAG), check, result, field(row, at.COUNT), released):
                 return index
         elif opcode == at.WAIT:
             control, phase = field(row, at.CONTROL), field(row, at.COUNT)

@@ -18,9 +18,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from collectives.jit.atomics import WORD, word
+from collectives.jit.atomics import WORD, compiled, word
 
-_compiled = numba.njit(error_model="numpy")
 _HALVES = types.CPointer(types.uint16)
 _SINGLES = types.CPointer(types.float32)
 _DOUBLES = types.CPointer(types.float64)
@@ -92,13 +91,13 @@ def round_float16(typing: Any, number: Any) -> Any:
     return types.uint16(types.float32), generate
 
 
-@_compiled
+@compiled
 def widen_bfloat16(bits: Any) -> Any:
     """The float32 that is equal to a bfloat16."""
     return of_bits(np.uint32(bits) << np.uint32(16))
 
 
-@_compiled
+@compiled
 def round_bfloat16(number: Any) -> Any:
     """The bfloat16 that is nearest to a float32."""
     bits = bits_of(number)
@@ -108,13 +107,13 @@ def round_bfloat16(number: Any) -> Any:
     return np.uint16(upper | np.uint32(0x40)) if is_nan else np.uint16(rounded)
 
 
-@_compiled
+@compiled
 def sum_of(a: Any, b: Any) -> Any:
     """a + b."""
     return a + b
 
 
-@_compiled
+@compiled
 def mean_of(a: Any, b: Any) -> Any:
     """(a + b) / 2, of halves: no bit of one is lost in a float32 that is half as large."""
     half = np.float32(0.5)
@@ -141,14 +140,14 @@ def _of_halves(combine: Any, widen: Any, rounded: Any) -> Any:
     return of_halves
 
 
-@_compiled
+@compiled
 def share_of_pair(a: Any, b: Any, factor: Any) -> Any:
     """(a + b) * factor, where the sum is no infinity."""
     total = a + b
     return a * factor + b * factor if abs(total) == np.inf else total * factor
 
 
-@_compiled
+@compiled
 def sum_with_share(a: Any, b: Any, factor: Any) -> Any:
     """a * factor + b."""
     return a * factor + b
@@ -174,7 +173,7 @@ def _averaging(combine: Any, floats_at: Any) -> Any:
     return averaging
 
 
-@_compiled
+@compiled
 def product(a: Any, b: Any) -> Any:
     """a * b."""
     return a * b

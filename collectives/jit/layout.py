@@ -54,7 +54,7 @@ POLLS: Final = FRAME + 1
 """Attempts to receive a message before it is left to Python."""
 MOVED: Final = FRAME + 2
 """Bytes, head included, that were sent or received of the message of a row that is left to Python. If that is all of
-them, the row is complete, but the peer sleeps and must be woken."""
+them, the row is complete, but the peer must be woken."""
 ARENA: Final = FRAME + 3
 """Address of what this process tells of its arena (transports.arenas.OWN)."""
 PROCESS: Final = FRAME + 4
@@ -63,7 +63,9 @@ SPANS: Final = FRAME + 5
 """Two of struct iovec, address and bytes each: where to copy to and from."""
 PROBE: Final = SPANS + 4
 """Room for a byte."""
-STATE_WORDS: Final = PROBE + 1
+SLEEPS: Final = SPANS + 5
+"""Sleeps of a millisecond at most, after the yields, before a message is left to Python."""
+STATE_WORDS: Final = SLEEPS + 1
 
 # The memory of a frame: bytes. Behind its head a small payload, or Linux' struct msghdr for frames in two places.
 GATHERED: Final = HEAD_BYTES
@@ -160,9 +162,11 @@ REDUCE: Final = 1
 SIGNAL: Final = 2
 WAIT: Final = 3
 SEND: Final = 4
-"""Send a message, or leave it to Python if there is no room for all of it now, or if the peer sleeps."""
+"""Send a message, or leave it to Python if there is no room for all of it now, or if the peer sleeps on a
+descriptor."""
 TAKE: Final = 5
-"""Receive a message, or leave it to Python if it does not come soon, or if the peer sleeps until there is room."""
+"""Receive a message, or leave it to Python if it does not come soon, or if the peer sleeps on a descriptor until there
+is room."""
 IDLE: Final = 6
 """An instruction that has nothing to do: the begin of a receive, whose TAKE follows, or the end of a send."""
 READ: Final = 7
@@ -203,7 +207,7 @@ UNTRIED: Final = Answer.UNTRIED.value
 # Words of a ring of jobs. A futex looks at the lower half of a word.
 BELL: Final = 0
 """Grows with every submitted job and every call; the server sleeps on it."""
-SLEEPS: Final = 1
+ASLEEP: Final = 1
 """1 while the server sleeps or is about to."""
 CALLED: Final = 2
 """1 if the server is to come back to Python after its present job."""

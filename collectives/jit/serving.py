@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collectives.jit import layout as at
 from collectives.jit.atomics import (
+    compiled,
+    field,
     futex_wait,
     futex_wake,
     half_word,
@@ -19,7 +21,6 @@ from collectives.jit.atomics import (
     load_ordered,
     new_int,
     put,
-    put_half,
     restore_thread,
     save_thread,
     store_ordered,
@@ -27,20 +28,18 @@ from collectives.jit.atomics import (
 from collectives.jit.interpreter import (
     agrees,
     begin,
-    compiled,
     data_of,
     end_call,
-    field,
     fits_table,
     interpret,
     note_time,
     number_of,
 )
+from collectives.jit.lanes import rouse
+from transports.compiled import BY_FUTEX
 from transports.onesided import ASKED, EPOCH
 
 _ALL = 1 << 30
-_BY_FUTEX = 1
-"""The word of the doorbell of a rank that sleeps by futex(2); one that sleeps on a descriptor has a larger one."""
 _SLEEP = 10_000_000
 """Nanoseconds: the longest sleep for an epoch. A rank that publishes by functions of Python may miss that this one is
 about to sleep (transports/shm/doorbell.py)."""
@@ -54,14 +53,11 @@ def wake(state: int) -> bool:
     sleeps on a descriptor: that is for Python."""
     own, bells, count = field(state, at.OWN), field(state, at.BELLS), field(state, at.BELL_COUNT)
     for index in range(count):
-        if half_word(field(bells, index)) > _BY_FUTEX:
+        if half_word(field(bells, index)) > BY_FUTEX:
             return False
     store_ordered(own + 8 * ASKED, 0)
     for index in range(count):
-        bell = field(bells, index)
-        if half_word(bell) == _BY_FUTEX:
-            put_half(bell, 0)
-            futex_wake(bell, 1)
+        rouse(field(bells, index))
     futex_wake(own + 8 * EPOCH, _ALL)
     return True
 
@@ -143,10 +139,10 @@ def serve_ring(ring: int) -> int:
                 return answer
             end_job(ring)
         elif load_ordered(ring + 8 * at.CALLED) == 0:
-            store_ordered(ring + 8 * at.SLEEPS, 1)
+            store_ordered(ring + 8 * at.ASLEEP, 1)
             if load_ordered(ring + 8 * at.BELL) == rung:
                 futex_wait(ring + 8 * at.BELL, rung, -1)
-            put(ring + 8 * at.SLEEPS, 0)
+            put(ring + 8 * at.ASLEEP, 0)
         if load_ordered(ring + 8 * at.CALLED) != 0:
             return at.DONE
 
@@ -155,7 +151,7 @@ def serve_ring(ring: int) -> int:
 def ring_bell(ring: int) -> None:
     """Have the server look at its ring again. Python's lock is held, so no two threads do this at once."""
     store_ordered(ring + 8 * at.BELL, field(ring, at.BELL) + 1)
-    if load_ordered(ring + 8 * at.SLEEPS) != 0:
+    if load_ordered(ring + 8 * at.ASLEEP) != 0:
         futex_wake(ring + 8 * at.BELL, 1)
 
 

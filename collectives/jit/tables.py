@@ -122,11 +122,11 @@ class State:
             self.words[layout.BELLS] = address(self._bells)
             self.words[layout.BELL_COUNT] = len(controls.bells)
 
-    def use_messages(self, polls: int, yields: int) -> None:
-        """Run tables with messages; see layout.POLLS and YIELDS."""
+    def use_messages(self, polls: int, yields: int, sleeps: int) -> None:
+        """Run tables with messages; see layout.POLLS, YIELDS and SLEEPS."""
         self._frame = np.empty(layout.FRAME_BYTES, np.uint8)
         self.words[layout.FRAME] = address(self._frame)
-        self.words[layout.POLLS], self.words[layout.YIELDS] = polls, yields
+        self.words[layout.POLLS], self.words[layout.YIELDS], self.words[layout.SLEEPS] = polls, yields, sleeps
         self.words[layout.SPINS] = polls * _READS_PER_POLL
 
     def close_log(self) -> None:

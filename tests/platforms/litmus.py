@@ -158,7 +158,7 @@ def ring(side: int, memory: memoryview, found: Found, rounds: int, until: float)
         heads.append((tag, check, frame))
         return frame
 
-    incoming = Incoming(0, place, bell, arrive)
+    incoming = Incoming(0, place, bell, bell, arrive)
     number = 0
     while number < rounds and time.monotonic() < until:
         if not incoming.drain():

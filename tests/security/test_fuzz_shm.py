@@ -77,7 +77,8 @@ def test_no_ring_is_read_without_end(data: bytes, patches: list[tuple[int, int]]
         frames.append(Arrived(length))
         return frames[-1]
 
-    incoming = Incoming(1, ring, Doorbell(memoryview(bytearray(8)), 0), arrive)
+    bell = Doorbell(memoryview(bytearray(8)), 0)
+    incoming = Incoming(1, ring, bell, bell, arrive)
     with contextlib.suppress(TransportError):
         for word in written:
             ring.control[0] = word
@@ -91,7 +92,7 @@ def test_empty_frames_without_end_are_noticed() -> None:
     ring = RingMemory(memory[:CONTROL_BYTES].cast("Q"), memory[CONTROL_BYTES:])
     ring.control[0] = 2**60
     bell = Doorbell(memoryview(bytearray(8)), 0)
-    incoming = Incoming(1, ring, bell, lambda kind, tag, check, length: Arrived(length))
+    incoming = Incoming(1, ring, bell, bell, lambda kind, tag, check, length: Arrived(length))
     with pytest.raises(TransportError, match=r"as written, but .*read"):
         incoming.drain()
 

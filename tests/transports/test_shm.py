@@ -243,7 +243,7 @@ def test_spinning_is_for_processes_that_have_a_core_each(monkeypatch: pytest.Mon
     def spins(group: Group, options: Options) -> bool:
         t = shm.create(group, options)
         t._choose(soon())
-        return t.loop._spin > 0
+        return t.loop.spin > 0
 
     threads, processes = (
         groups(2)[0],

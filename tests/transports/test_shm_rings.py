@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable(
 def ends(segment: Segment, capacity: int, arrive: ring.Arrive) -> tuple[Outgoing, Incoming]:
     memory, bell = segment.memory, Doorbell(segment.memory, 0)
     words, data = memory[128 : 128 + CONTROL_BYTES].cast("Q"), memory[128 + CONTROL_BYTES :][:capacity]
-    return Outgoing(RingMemory(words, data), bell), Incoming(1, RingMemory(words, data), bell, arrive)
+    return Outgoing(RingMemory(words, data), bell), Incoming(1, RingMemory(words, data), bell, bell, arrive)
 
 
 class Going:

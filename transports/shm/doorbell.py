@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from transports.compiled import BY_FUTEX
 from transports.locks import let_go
 from transports.shm.fence import barrier
 
@@ -31,7 +32,6 @@ _FUTEX_WAKE: Final = 1
 _NUMBERS: Final = {"x86_64": 202, "aarch64": 98}
 _SHORT: Final = 0.0005
 _ALL: Final = 1 << 30
-_BY_FUTEX: Final = 1
 _BY_DESCRIPTOR: Final = 2
 
 
@@ -161,7 +161,7 @@ class Doorbell:
         sleep on."""
         if by_descriptor and (self._sockets is None or not HAS_DESCRIPTOR):
             return False
-        self.word[0] = _BY_DESCRIPTOR if by_descriptor else _BY_FUTEX
+        self.word[0] = _BY_DESCRIPTOR if by_descriptor else BY_FUTEX
         barrier()
         return True
 
@@ -185,7 +185,7 @@ class Doorbell:
         if _call is not None:
             whole = int(seconds)
             timeout = ctypes.byref(_Timespec(whole, int((seconds - whole) * 1e9)))
-            _call(_NUMBER, self.address, _FUTEX_WAIT, _BY_FUTEX, timeout, None, 0)
+            _call(_NUMBER, self.address, _FUTEX_WAIT, BY_FUTEX, timeout, None, 0)
             return
         until = time.monotonic() + seconds
         while self.word[0] and (left := until - time.monotonic()) > 0:

@@ -129,7 +129,9 @@ class ShmLink(Link):
         here, there = self._place[self.engine.rank], self._place[peer]
         bell = board.bells[there]
         outgoing = self._outgoing[peer] = Outgoing(board.ring_memory(here, there), bell)
-        self._incoming[peer] = Incoming(peer, board.ring_memory(there, here), bell, self._arrivals_from(peer))
+        self._incoming[peer] = Incoming(
+            peer, board.ring_memory(there, here), bell, board.bells[here], self._arrivals_from(peer)
+        )
         self.largest = outgoing.piece
 
     def _arrivals_from(self, peer: int) -> Arrive:

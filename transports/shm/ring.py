@@ -27,6 +27,7 @@ from transports.compiled import (
     MASK,
     OUT,
     OUT_DATA,
+    OWN_BELL,
     READ,
     RING_HEAD_BYTES,
     WANTED,
@@ -229,8 +230,9 @@ class Outgoing(_End):
 class Incoming(_End):
     """The receiver's end. `bell` is the sender's."""
 
-    def __init__(self, peer: int, memory: RingMemory, bell: Doorbell, arrive: Arrive) -> None:
+    def __init__(self, peer: int, memory: RingMemory, bell: Doorbell, own: Doorbell, arrive: Arrive) -> None:
         super().__init__(memory, bell)
+        self._own = own
         self.peer = peer
         self._arrive = arrive
         self._inbound: Target | None = None
@@ -247,6 +249,7 @@ class Incoming(_End):
         return self._inbound is None
 
     def tell(self, words: Words) -> bool:
+        words[OWN_BELL] = self._own.address
         return self._tell(words, IN, IN_DATA)
 
     def expect(self, now: float) -> None:

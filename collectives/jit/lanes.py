@@ -1,0 +1,252 @@
+"""Messages over the lanes of a channel, as Numba compiles them. `transports.compiled` names the words of the lanes.
+
+A rank that waits for a message looks again for a moment. Then it lets go of Python's lock, yields the core between its
+looks, and sleeps: at its doorbell, which the sender rings, or in poll(2). That takes some milliseconds at most, since
+other threads may need the lock of the transport, and a peer that has failed rings nobody. Then the message is left to
+Python. Numba is needed to import this module.
+"""
+
+from __future__ import annotations
+
+from collectives.jit import layout as at
+from collectives.jit.atomics import (
+    compiled,
+    copy_bytes,
+    field,
+    futex_wait,
+    futex_wake,
+    half_word,
+    load_acquire,
+    load_ordered,
+    pause,
+    poll,
+    put,
+    put_half,
+    put_half_ordered,
+    recv,
+    recvmsg,
+    restore_thread,
+    save_thread,
+    sched_yield,
+    send,
+    sendmsg,
+    store_ordered,
+)
+from transports.compiled import (
+    BELL,
+    BUFFER,
+    BY_FUTEX,
+    END,
+    HEAD_BYTES,
+    IN,
+    IN_DATA,
+    MASK,
+    OUT,
+    OUT_DATA,
+    OWN_BELL,
+    READ,
+    RING_HEAD_BYTES,
+    WANTED,
+    WRITTEN,
+)
+
+_NO_SIGNAL = 0x4000
+"""Linux' MSG_NOSIGNAL: a broken connection is no signal."""
+_READABLE = 1
+"""Linux' POLLIN."""
+_MILLISECOND = 1_000_000
+
+
+@compiled
+def rouse(bell: int) -> bool:
+    """Wake the rank of a doorbell if it sleeps by futex(2). False, with nothing done, if it sleeps otherwise."""
+    state = half_word(bell)
+    if state == BY_FUTEX:
+        put_half(bell, 0)
+        futex_wake(bell, 1)
+    return state <= BY_FUTEX
+
+
+@compiled
+def sent(lanes: int, state: int, tag: int, check: int, payload: int, count: int) -> bool:
+    """Send a message. False if there is something left to Python: the rest of it, or only to wake the peer. The word
+    MOVED then has the number of bytes that the lane has taken, the head included."""
+    if field(lanes, OUT_DATA) != 0:
+        moved = write_frame(lanes, tag, check, payload, count)
+        done = moved != 0 and rouse(field(lanes, BELL))
+    else:
+        moved = send_message(lanes, field(state, at.FRAME), tag, check, payload, count)
+        done = moved == HEAD_BYTES + count
+    put(state + 8 * at.MOVED, moved)
+    return done
+
+
+@compiled
+def taken(lanes: int, state: int, tag: int, check: int, result: int, count: int, released: bool) -> bool:
+    """Receive a message. False if there is something left to Python: the message, which does not come soon, or another
+    one that comes; or only to wake the peer, which waits for room. The word MOVED then has 0, or the bytes of all.
+
+    released   this thread does not have the lock of Python
+    """
+    if field(lanes, IN_DATA) != 0 and field(lanes, END) == 0:
+        good = read_frame(lanes, state, tag, check, result, count, released)
+        done = good and (field(field(lanes, IN), WANTED) == 0 or rouse(field(lanes, BELL)))
+    else:
+        good = done = take_message(lanes, state, tag, check, result, count, released)
+    put(state + 8 * at.MOVED, HEAD_BYTES + count if good else 0)
+    return done
+
+
+@compiled
+def ring_frame(count: int) -> int:
+    """The bytes of a frame in a ring."""
+    return RING_HEAD_BYTES + (count + RING_HEAD_BYTES - 1) // RING_HEAD_BYTES * RING_HEAD_BYTES
+
+
+@compiled
+def write_frame(lanes: int, tag: int, check: int, payload: int, count: int) -> int:
+    """Write a message into the ring to a peer. Returns its bytes as `send_message` does: 0 if there is no room."""
+    control, data, mask = field(lanes, OUT), field(lanes, OUT_DATA), field(lanes, MASK)
+    written = field(control, WRITTEN)
+    if load_acquire(control + 8 * READ) + mask + 1 - written < ring_frame(count):
+        return 0
+    head = data + (written & mask)
+    put(head, tag)
+    put(head + 8, count)
+    put(head + 16, check)
+    put(head + 24, 0)
+    start = written + RING_HEAD_BYTES & mask
+    first = min(count, mask + 1 - start)
+    copy_bytes(data + start, payload, first)
+    copy_bytes(data, payload + first, count - first)
+    store_ordered(control + 8 * WRITTEN, written + ring_frame(count))
+    return HEAD_BYTES + count
+
+
+@compiled
+def read_frame(lanes: int, state: int, tag: int, check: int, result: int, count: int, released: bool) -> bool:
+    """Take a message out of the ring from a peer. False if it does not come soon, or if another one or a part of it
+    comes: it stays there."""
+    control, data, mask = field(lanes, IN), field(lanes, IN_DATA), field(lanes, MASK)
+    read, spins, thread = field(control, READ), field(state, at.SPINS), 0
+    yields, sleeps = field(state, at.YIELDS), field(state, at.SLEEPS)
+    while load_acquire(control + 8 * WRITTEN) == read and spins + yields + sleeps > 0:
+        if spins > 0:
+            spins -= 1
+            pause()
+            continue
+        if thread == 0 and not released:
+            thread = save_thread()
+        if yields > 0:
+            yields -= 1
+            sched_yield()
+        else:
+            sleeps -= 1
+            sleep_at_ring(lanes, read)
+    if thread != 0:
+        restore_thread(thread)
+    head = data + (read & mask)
+    if load_acquire(control + 8 * WRITTEN) - read < ring_frame(count):  # nothing has come, or a part of another one
+        return False
+    if field(head, 0) != tag or field(head, 1) != count or field(head, 2) != check or field(head, 3) != 0:
+        return False
+    start = read + RING_HEAD_BYTES & mask
+    first = min(count, mask + 1 - start)
+    copy_bytes(result, data + start, first)
+    copy_bytes(result + first, data, count - first)
+    store_ordered(control + 8 * READ, read + ring_frame(count))
+    return True
+
+
+@compiled
+def sleep_at_ring(lanes: int, read: int) -> None:
+    """Sleep until a frame is in the ring from a peer of which `read` bytes were read, for a millisecond at most."""
+    bell = field(lanes, OWN_BELL)
+    put_half_ordered(bell, BY_FUTEX)
+    if load_ordered(field(lanes, IN) + 8 * WRITTEN) == read:
+        futex_wait(bell, BY_FUTEX, _MILLISECOND)
+    put_half(bell, 0)
+
+
+@compiled
+def send_message(lanes: int, frame: int, tag: int, check: int, payload: int, count: int) -> int:
+    """Send a message over a socket; the number of bytes that the system has taken, the head included. An error is left
+    to Python, which meets it too."""
+    put(frame, tag)
+    put(frame + 8, check)
+    put(frame + 16, count)
+    lane = field(lanes, OUT)
+    if count <= at.JOINED_BYTES:
+        copy_bytes(frame + HEAD_BYTES, payload, count)
+        return max(0, send(lane, frame, HEAD_BYTES + count, _NO_SIGNAL))
+    return max(0, sendmsg(lane, gathered(frame, frame, 0, payload, count), _NO_SIGNAL))
+
+
+@compiled
+def take_message(lanes: int, state: int, tag: int, check: int, result: int, count: int, released: bool) -> bool:
+    """Take a message out of the buffer, the one that came before the call, or else receive one from a socket. False if
+    it does not come soon, or if another one or the end of the connection comes: the bytes that were read are in the
+    buffer then."""
+    buffer, end = field(lanes, BUFFER), field(lanes, END)
+    joined = end > 0 or count <= at.JOINED_BYTES
+    if end == 0:
+        end = receive(lanes, state, result, count, released)
+    good = end == HEAD_BYTES + count and field(buffer, 0) == tag and field(buffer, 1) == check
+    good = good and field(buffer, 2) == count
+    if joined and good:
+        copy_bytes(result, buffer + HEAD_BYTES, count)
+    elif not joined and not good:
+        copy_bytes(buffer + HEAD_BYTES, result, max(0, end - HEAD_BYTES))
+    put(lanes + 8 * END, 0 if good else end)
+    return good
+
+
+@compiled
+def receive(lanes: int, state: int, result: int, count: int, released: bool) -> int:
+    """Receive a frame into the buffer; a payload that is not small into the result instead. Returns the number of bytes
+    received: fewer than the frame has if they do not come soon."""
+    lane, buffer, frame = field(lanes, IN), field(lanes, BUFFER), field(state, at.FRAME)
+    polls, yields, sleeps = field(state, at.POLLS), field(state, at.YIELDS), field(state, at.SLEEPS)
+    end, whole, thread = 0, HEAD_BYTES + count, 0
+    while end < whole:  # no byte of the next message is read
+        if count <= at.JOINED_BYTES:
+            got = recv(lane, buffer + end, whole - end, 0)
+        else:
+            got = recvmsg(lane, gathered(frame, buffer, end, result, count), 0)
+        if got > 0:
+            end += got
+            continue
+        if got == 0 or polls + yields + sleeps == 0:
+            break
+        if polls > 0:
+            polls -= 1
+            continue
+        if thread == 0 and not released:
+            thread = save_thread()
+        if yields > 0:
+            yields -= 1
+            sched_yield()
+        else:
+            sleeps -= 1
+            put(frame, _READABLE << 32 | lane)  # a struct pollfd
+            poll(frame, 1, 1)
+    if thread != 0:
+        restore_thread(thread)
+    return end
+
+
+@compiled
+def gathered(frame: int, head: int, done: int, payload: int, count: int) -> int:
+    """The struct msghdr in the memory of a frame, for what comes after its first `done` bytes: the rest of the head, at
+    the address `head`, and of the payload."""
+    message, first, second = frame + at.GATHERED, frame + at.PARTS, frame + at.PARTS + 16
+    head_left, payload_done = max(0, HEAD_BYTES - done), max(0, done - HEAD_BYTES)
+    put(first, head + HEAD_BYTES - head_left)
+    put(first + 8, head_left)
+    put(second, payload + payload_done)
+    put(second + 8, count - payload_done)
+    for index in range(7):
+        put(message + 8 * index, 0)
+    put(message + 16, first)
+    put(message + 24, 2)
+    return message
