@@ -79,6 +79,11 @@ def options_class(name: str) -> type[Any]:
     return backend(name).Options
 
 
+def remove_abandoned() -> None:
+    """Remove from this host's shared memory what processes of this user that were killed have left there."""
+    importlib.import_module(BUILT_IN["shm"]).remove_abandoned()
+
+
 def make_options(name: str, values: Values) -> Any:
     """The options of transport `name`: its defaults, and `values`, which maps a setting to (value, source).
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.collectives.launch.launcher import BOUND, Watch, ronde, running
+from transports.shm.segments import SHARED_DIRECTORY, is_segment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="processes are watched by pidfds, as Linux has")
 
@@ -278,6 +279,17 @@ def test_processes_left_behind_by_ranks_are_ended() -> None:
             code, _, err = launcher.finish()
             assert watch.all_ended()
     assert (code, err) == (0, b"")
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not os.path.isdir(SHARED_DIRECTORY), reason="no shared memory")
+def test_memory_that_a_killed_rank_has_named_is_removed() -> None:
+    make = "from transports.shm.segments import Segment; print(Segment.create(4096).path, flush=True)"
+    done = ronde("run", "-np", "1", "--no-prefix", sys.executable, "-c", f"{make}; import os; os.kill(os.getpid(), 9)")
+    assert done.returncode == 128 + signal.SIGKILL
+    path = Path(done.stdout.decode().strip())
+    assert is_segment(str(path))
+    assert not path.exists()
 
 
 @pytest.mark.processes

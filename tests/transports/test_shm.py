@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -37,7 +38,7 @@ from transports.rendezvous.memory import MemoryStore
 from transports.shm import Options, ShmTransport, doorbell, fence, ring, window
 from transports.shm.doorbell import Doorbell
 from transports.shm.fence import barrier
-from transports.shm.segments import Segment
+from transports.shm.segments import Segment, remove_abandoned
 from transports.testing import check_transport, run_threads
 
 pytestmark = pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable()))
@@ -88,6 +89,20 @@ def test_memory_is_for_this_user_only(tmp_path: Path) -> None:
     segment.unlink()
     for each in (segment, other, segment):
         each.close()
+
+
+@pytest.mark.processes
+def test_segments_of_makers_that_were_killed_are_removed(tmp_path: Path) -> None:
+    own = Segment.create(4096, str(tmp_path))
+    make = "from transports.shm.segments import Segment; s = Segment.create(9, sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", f"import os, sys; {make}; os._exit(9)", str(tmp_path)], timeout=60)
+    assert done.returncode == 9
+    (tmp_path / "ronde-other").touch()
+    assert len(list(tmp_path.iterdir())) == 3
+    remove_abandoned(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"ronde-other", Path(own.path).name}
+    own.unlink()
+    own.close()
 
 
 def test_a_directory_of_ones_own(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from transports.engine import Engine
 from transports.shm.fence import unclaimed
 from transports.shm.link import ShmLink
 from transports.shm.options import Options
-from transports.shm.segments import default_directory
+from transports.shm.segments import default_directory, remove_abandoned
 from transports.shm.transport import ShmTransport
 
-__all__ = ["Options", "ShmLink", "ShmTransport", "create", "link", "usable"]
+__all__ = ["Options", "ShmLink", "ShmTransport", "create", "link", "remove_abandoned", "usable"]
 
 
 def create(group: Group, options: Options) -> ShmTransport:

@@ -22,7 +22,7 @@ from transports.packed import pack, unpack
 from transports.shm.doorbell import Doorbell, WakeupSockets
 from transports.shm.fence import barrier
 from transports.shm.ring import CONTROL_BYTES, RingMemory
-from transports.shm.segments import Segment
+from transports.shm.segments import Segment, remove_abandoned
 
 ABSENT: Final = 0
 OPEN: Final = 1
@@ -128,6 +128,7 @@ class Board:
         rank, size = group.rank, len(ranks)
         ring_bytes = _limited_ring_bytes(ring_bytes, size)
         nbytes = _board_bytes(size, ring_bytes)
+        remove_abandoned(directory)
         try:
             segment = Segment.create(nbytes, directory)
         except OSError as error:

@@ -1,6 +1,11 @@
 """Segments: memory that processes of one host share, as files that are mapped and unlinked.
 
-`multiprocessing.shared_memory` is not suitable: its resource tracker unlinks segments that other processes still need.
+    maker    creates and locks the file, tells its name ........ all have attached: unlinks it
+    others                                     attach
+
+A segment that has its name yet is locked by its maker, so that `remove_abandoned` finds those of makers that were
+killed. `multiprocessing.shared_memory` is not suitable: its resource tracker unlinks segments that other processes
+still need.
 """
 
 from __future__ import annotations
@@ -16,6 +21,11 @@ import sys
 import tempfile
 from typing import Final
 
+try:
+    import fcntl
+except ImportError:  # Windows, where there are no segments
+    fcntl = None  # type: ignore[assignment]
+
 SHARED_DIRECTORY: Final = "/dev/shm"
 PREFIX: Final = "ronde-"
 _NAME: Final = re.compile(f"{PREFIX}[0-9a-f]{{32}}")
@@ -30,10 +40,12 @@ def default_directory() -> str:
 class Segment:
     """A mapped file. Its owner must `close` it, and `unlink` it once all processes have attached."""
 
-    def __init__(self, path: str, mapping: mmap.mmap) -> None:
+    def __init__(self, path: str, mapping: mmap.mmap, locked: int = -1) -> None:
+        """`locked`: the maker's descriptor of the file, kept as long as it has its name."""
         self.path = path
         self.memory = memoryview(mapping)
         self._mapping = mapping
+        self._locked = locked
 
     @classmethod
     def create(cls, nbytes: int, directory: str = "") -> Segment:
@@ -43,17 +55,20 @@ class Segment:
         here instead of sending SIGBUS on a later access.
         """
         directory = directory or default_directory()
-        path = os.path.join(directory, PREFIX + secrets.token_hex(16))
+        path, descriptor = os.path.join(directory, PREFIX + secrets.token_hex(16)), -1
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            try:
-                os.ftruncate(descriptor, nbytes)
-                _reserve(descriptor, nbytes)
-                return cls(path, _map(descriptor, nbytes))
-            finally:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not os.fstat(descriptor).st_nlink:  # it was removed before it was locked
                 os.close(descriptor)
+                return cls.create(nbytes, directory)
+            os.ftruncate(descriptor, nbytes)
+            _reserve(descriptor, nbytes)
+            return cls(path, _map(descriptor, nbytes), descriptor)
         except BaseException as error:
             unlink(path)
+            if descriptor >= 0:
+                os.close(descriptor)
             if isinstance(error, OSError):
                 text = f"cannot make a segment of {nbytes} bytes of shared memory: {error.strerror}"
                 if error.errno == errno.ENOSPC:
@@ -79,13 +94,33 @@ class Segment:
     def unlink(self) -> None:
         """Remove the name; the memory stays where it is mapped. Idempotent; any process may call it."""
         unlink(self.path)
+        self._unlock()
 
     def close(self) -> None:
         """Unmap the memory: now, or together with the last view of it. Idempotent."""
+        self._unlock()
         with contextlib.suppress(BufferError):
             self.memory.release()
         with contextlib.suppress(BufferError):
             self._mapping.close()
+
+    def _unlock(self) -> None:
+        locked, self._locked = self._locked, -1
+        if locked >= 0:
+            os.close(locked)
+
+
+def remove_abandoned(directory: str = "") -> None:
+    """Remove the segments of this user whose makers have ended before all had attached, as by SIGKILL."""
+    with contextlib.suppress(OSError), os.scandir(directory or default_directory()) as entries:
+        for path in [entry.path for entry in entries if is_segment(entry.path)]:
+            with contextlib.suppress(OSError):  # it is another user's, has gone, or is locked
+                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    unlink(path)
+                finally:
+                    os.close(descriptor)
 
 
 def is_segment(path: str) -> bool:

@@ -17,7 +17,7 @@ from collectives.launch.hosts.host import Facts, Here, Host, Start, cannot_start
 from collectives.launch.hosts.parts import DividedHost, divided
 from collectives.launch.processes import STDERR, STDOUT, RankProcesses, rank_environment
 from collectives.launch.store_keeper import WayToStore
-from transports import launchers
+from transports import launchers, registry
 
 DRAIN_SECONDS: Final = 0.5
 """Silence after which output counts as complete, though some process still holds a rank's pipe open."""
@@ -36,6 +36,7 @@ class LocalHost(Host):
         self._streams: dict[tuple[int, int], int] = {}  # rank and stream -> pipe
         self._wanted = {STDOUT: True, STDERR: True}
         self._last_activity = 0.0
+        self._failed = False
         self._closed = False
 
     def open(self) -> None:
@@ -115,6 +116,7 @@ class LocalHost(Host):
         """Collect the ranks that have ended."""
         for process in self._processes.collect():
             assert process.status is not None
+            self._failed = self._failed or process.status != 0
             self._here.listener.ended(process.rank, process.status, process.last_signal)
 
     @property
@@ -140,6 +142,8 @@ class LocalHost(Host):
                 self._remove(rank, stream)
             if self._store is not None:
                 self._store.close()
+            if self._failed:
+                registry.remove_abandoned()
 
     def _register(self, rank: int, stream: int) -> None:
         self._here.selector.register(
