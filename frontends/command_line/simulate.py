@@ -95,7 +95,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fusion",
         type=_fusion,
-        default=Config().fusion_bytes,
         metavar="SIZE",
         help="with --trace and --layers: largest group of fused gradients, like the setting fusion_bytes; 0: no fusion",
     )
@@ -140,6 +139,8 @@ def main(args: argparse.Namespace) -> int:
             known = ", ".join(algorithms(args.collective))
             args.parser.error(f"algorithm {name}: for {args.collective} it must be one of {known}")
     networks = [(topology.network(ranks), changed.network(ranks)) for ranks in args.ranks]
+    if args.fusion is not None and args.trace is None and args.layers is None:
+        args.parser.error(f"--fusion {args.fusion}: is for training; give --trace or --layers as well")
     if args.trace is not None or args.layers is not None:
         return _training(args, networks, other if changes else None)
     sys.stdout.write(_head(args.collective, bool(changes)))
@@ -169,6 +170,7 @@ def main(args: argparse.Namespace) -> int:
 def _training(args: argparse.Namespace, networks: Sequence[tuple[Network, Network]], other: str | None) -> int:
     """Predict steps of training; `other` is the algorithm of the second networks."""
     option = "--trace" if args.trace is not None else "--layers"
+    fusion = Config().fusion_bytes if args.fusion is None else args.fusion
     for given, name in (
         (args.collective != "allreduce", args.collective),
         (args.size is not SIZES, "--size"),
@@ -189,13 +191,13 @@ def _training(args: argparse.Namespace, networks: Sequence[tuple[Network, Networ
     try:
         with progress("simulate", len(networks)) as done:
             for network, second in networks:
-                found = predict_step(network, step, fusion=args.fusion, algorithm=args.algorithm)
+                found = predict_step(network, step, fusion=fusion, algorithm=args.algorithm)
                 share = found.efficiency(step.computation)
                 line = f"{found.ranks:>8}{found.calls:>8}{found.seconds * 1e3:>12.3f}{found.communication * 1e3:>15.3f}"
                 line += f"{found.exposed * 1e3:>12.3f}{share:>12.1%}"
                 curves.setdefault("as it is", []).append((found.ranks, share, found.exposed))
                 if compares:
-                    if_so = predict_step(second, step, fusion=args.fusion, algorithm=other)
+                    if_so = predict_step(second, step, fusion=fusion, algorithm=other)
                     share = if_so.efficiency(step.computation)
                     line += f"{if_so.seconds * 1e3:>22.3f}{if_so.exposed * 1e3:>12.3f}{share:>12.1%}"
                     line += f"{if_so.seconds / found.seconds if found.seconds else 1.0:>8.2f}"

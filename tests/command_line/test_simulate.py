@@ -74,6 +74,7 @@ def test_a_plot(tmp_path: Path) -> None:
         (["--algorithm", "none"], "it must be one of"),
         (["--algorithm", "windowed"], "windows"),
         (["--ranks", "128", "--size", "1K", "--timeline", "x.json"], "at most"),
+        (["--fusion", "1M"], "--fusion 1048576: is for training"),
     ],
 )
 def test_bad_command_lines(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

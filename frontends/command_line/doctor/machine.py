@@ -59,7 +59,7 @@ SHARED_MEMORY: Final = "/dev/shm"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `cli.Command`."""
     parser.add_argument("--calibrate", action="store_true", help="start ranks and show how they are calibrated")
-    parser.add_argument("-np", type=count, default=2, metavar="N", help="ranks for --calibrate (default: 2)")
+    parser.add_argument("-np", type=count, metavar="N", help="ranks for --calibrate (default: 2)")
     parser.add_argument("--all", action="store_true", help="show the settings that have their defaults too")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     group = parser.add_argument_group("several hosts")
@@ -77,11 +77,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the subcommand; returns the exit status."""
     hosts = hosts_of(args)
+    if args.np is not None and not args.calibrate:
+        args.parser.error(f"-np {args.np}: is for --calibrate; give it as well")
     if args.cluster or hosts is not None or (allocated(os.environ) is not None and not args.calibrate):
         return cluster.main(args, hosts)
     findings = examine()
     if args.calibrate and not findings["problems"]:
-        findings["calibration"] = run(calibration, args.np)[0]
+        findings["calibration"] = run(calibration, args.np or 2)[0]
     sys.stdout.write(json.dumps(findings, indent=2) + "\n" if args.json else render(findings, everything=args.all))
     return 1 if findings["problems"] else 0
 

@@ -117,7 +117,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _import_screen() -> None:
     """Import it now: what it needs may be absent. Raises ModuleNotFoundError."""
-    from frontends.command_line.top import screen  # noqa: F401
+    import frontends.command_line.top.screen  # noqa: F401
 
 
 @contextlib.contextmanager

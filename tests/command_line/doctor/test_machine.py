@@ -153,6 +153,13 @@ def test_it_keeps_the_secret(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert "c0ffee" not in capsys.readouterr().out
 
 
+def test_ranks_are_for_calibration_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["doctor", "-np", "3"])
+    assert ended.value.code == 2
+    assert "-np 3: is for --calibrate" in capsys.readouterr().err
+
+
 def test_it_shows_how_ranks_are_calibrated() -> None:
     done = ronde("doctor", "--calibrate", "--json", extra={"RONDE_TRANSPORT": "local"})
     assert done.returncode == 0, done.stderr.decode()
