@@ -278,8 +278,13 @@ def machine_code() -> dict[str, Side]:
         lanes[OUT] = lanes[IN] = base
         lanes[OUT_DATA] = lanes[IN_DATA] = base + 4096
         lanes[MASK], lanes[BELL] = _RING - 1, base + 2048
-        run = code.receives if side else code.sends
-        run(lanes.ctypes.data, payload.ctypes.data, at, rounds, clock.ctypes.data, end)
+        state = np.zeros(layout.STATE_WORDS, np.int64)
+        state[layout.SPINS], state[layout.YIELDS] = code.SPINS, code.YIELDS
+        given = payload.ctypes.data, at, rounds, clock.ctypes.data, end
+        if side:
+            code.receives(lanes.ctypes.data, state.ctypes.data, *given)
+        else:
+            code.sends(lanes.ctypes.data, *given)
 
     def sleepers(ordered: bool) -> Side:
         def sides(side: int, memory: memoryview, found: Found, rounds: int, until: float) -> None:

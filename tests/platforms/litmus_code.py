@@ -9,8 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from collectives.jit import layout as at
-from collectives.jit.atomics import load_acquire, load_ordered, pause, put, sched_yield, store_ordered, word
-from collectives.jit.interpreter import agrees, compiled, field, now, publish, reached, read_frame, write_frame
+from collectives.jit.atomics import (
+    compiled,
+    field,
+    load_acquire,
+    load_ordered,
+    pause,
+    put,
+    sched_yield,
+    store_ordered,
+    word,
+)
+from collectives.jit.interpreter import agrees, now, publish, reached
+from collectives.jit.lanes import read_frame, write_frame
 from transports.compiled import IN, READ, WRITTEN
 from transports.onesided import ASKED, EPOCH
 
@@ -23,7 +34,7 @@ CONTROL = 256
 BLOCK = 256
 """Rounds between two meetings of the sides of `sleepers`."""
 PAYLOAD_WORDS = 13
-_SPINS, _YIELDS = 300, 20
+SPINS, YIELDS = 300, 20
 _PACE = 200
 _MASK = 0xFFFFFFFF
 
@@ -45,7 +56,7 @@ def epochs(state: int, other: int, data: int, found: int, rounds: int, clock: in
         for cell in range(CELLS):
             put(own + slot + LINE * cell, epoch)
         publish(state, epoch, epoch & _MASK)
-        while not reached(other, epoch, _SPINS, _YIELDS):
+        while not reached(other, epoch, SPINS, YIELDS):
             if now(clock) > until:
                 return
         wrong = 0 if agrees(other, epoch, epoch & _MASK) else 1
@@ -66,7 +77,7 @@ def sends(lanes: int, payload: int, found: int, rounds: int, clock: int, until: 
         tries = 0
         while write_frame(lanes, 7, number & _MASK, payload, 8 * PAYLOAD_WORDS) == 0:
             tries += 1
-            if tries % _SPINS == 0:
+            if tries % SPINS == 0:
                 sched_yield()
                 if now(clock) > until:
                     return
@@ -75,13 +86,16 @@ def sends(lanes: int, payload: int, found: int, rounds: int, clock: int, until: 
 
 
 @compiled
-def receives(lanes: int, payload: int, found: int, rounds: int, clock: int, until: int) -> None:
-    """Read the frames of `sends`. One whose head is not that of its number is wrong, and ends it."""
+def receives(lanes: int, state: int, payload: int, found: int, rounds: int, clock: int, until: int) -> None:
+    """Read the frames of `sends`. One whose head is not that of its number is wrong, and ends it.
+
+    state  of the interpreter: how long it waits
+    """
     control = field(lanes, IN)
     for number in range(1, rounds + 1):
-        while not read_frame(lanes, 7, number & _MASK, payload, 8 * PAYLOAD_WORDS, _SPINS, _YIELDS):
+        while not read_frame(lanes, state, 7, number & _MASK, payload, 8 * PAYLOAD_WORDS, True):
             if load_acquire(control + 8 * WRITTEN) != field(control, READ):
-                if read_frame(lanes, 7, number & _MASK, payload, 8 * PAYLOAD_WORDS, _SPINS, _YIELDS):
+                if read_frame(lanes, state, 7, number & _MASK, payload, 8 * PAYLOAD_WORDS, True):
                     break
                 put(found + 8 * WRONG, field(found, WRONG) + 1)
                 return
@@ -101,7 +115,7 @@ def meet(gates: int, side: int, number: int, clock: int, until: int) -> bool:
     tries = 0
     while load_ordered(gates + LINE * (1 - side)) < number:
         tries += 1
-        if tries % _SPINS == 0:
+        if tries % SPINS == 0:
             sched_yield()
             if now(clock) > until:
                 return False
@@ -171,5 +185,5 @@ def warm(memory: Any) -> None:
     start = memory.ctypes.data
     epochs(start, start, start, start, 0, start, 0)
     sends(start, start, start, 0, start, 0)
-    receives(start, start, start, 0, start, 0)
+    receives(start, start, start, start, 0, start, 0)
     sleepers(True, 0, start, start, start, 0, start, 0)

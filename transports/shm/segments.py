@@ -55,19 +55,15 @@ class Segment:
         here instead of sending SIGBUS on a later access.
         """
         directory = directory or default_directory()
-        path, descriptor = os.path.join(directory, PREFIX + secrets.token_hex(16)), -1
+        path, descriptor = "", -1
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not os.fstat(descriptor).st_nlink:  # it was removed before it was locked
-                os.close(descriptor)
-                return cls.create(nbytes, directory)
+            path, descriptor = _locked_file(directory)
             os.ftruncate(descriptor, nbytes)
             _reserve(descriptor, nbytes)
             return cls(path, _map(descriptor, nbytes), descriptor)
         except BaseException as error:
-            unlink(path)
             if descriptor >= 0:
+                unlink(path)
                 os.close(descriptor)
             if isinstance(error, OSError):
                 text = f"cannot make a segment of {nbytes} bytes of shared memory: {error.strerror}"
@@ -118,7 +114,8 @@ def remove_abandoned(directory: str = "") -> None:
                 descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    unlink(path)
+                    if os.fstat(descriptor).st_uid == os.geteuid():  # root may open those of others, too
+                        unlink(path)
                 finally:
                     os.close(descriptor)
 
@@ -132,6 +129,23 @@ def unlink(path: str) -> None:
     """Remove the name of a segment, if it is still there."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def _locked_file(directory: str) -> tuple[str, int]:
+    """The path and the descriptor of a new file, which is locked, where the file system has locks."""
+    while True:
+        path = os.path.join(directory, PREFIX + secrets.token_hex(16))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return path, descriptor
+        except BaseException:
+            unlink(path)
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # it was removed before it was locked
 
 
 def _map(descriptor: int, nbytes: int) -> mmap.mmap:
