@@ -104,8 +104,8 @@ class LaneFrom(Protocol):
         """True if the next byte that is read begins a frame, and may be read."""
 
     def tell(self, words: Words) -> bool:
-        """Write the words IN, IN_DATA, MASK and BELL of the lane, and BUFFER if it has one; False if it is not
-        connected."""
+        """Write the words IN, IN_DATA, MASK, BELL and OWN_BELL of the lane, and BUFFER if it has one; False if it is
+        not connected."""
 
     def expect(self, now: float) -> None:
         """Messages are about to be received."""

@@ -39,11 +39,15 @@ def _pointer(builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, _WORD_BITS.as_pointer())
 
 
-def _stores(order: str) -> Callable[..., Any]:
+def _stores(order: str, bits: int = 64) -> Callable[..., Any]:
+    """The maker of a store of the lower `bits` of a value."""
+    kind = ir.IntType(bits)
+
     def make(typing: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
             address, value = operands
-            builder.store_atomic(value, _pointer(builder, address), order, 8)
+            place = builder.inttoptr(address, kind.as_pointer())
+            builder.store_atomic(value if bits == 64 else builder.trunc(value, kind), place, order, bits // 8)
             return context.get_dummy_value()
 
         return _NOTHING(WORD, WORD), generate
@@ -91,19 +95,6 @@ def put_half(typing: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
-def put_half_ordered(typing: Any, address: Any, value: Any) -> Any:
-    """`store_ordered` of the lower 32 bits of a value."""
-
-    def generate(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
-        bits = ir.IntType(32)
-        place = builder.inttoptr(operands[0], bits.as_pointer())
-        builder.store_atomic(builder.trunc(operands[1], bits), place, "seq_cst", 4)
-        return context.get_dummy_value()
-
-    return _NOTHING(WORD, WORD), generate
-
-
-@intrinsic
 def put(typing: Any, address: Any, value: Any) -> Any:
     """Store a word that only this process reads."""
 
@@ -129,6 +120,8 @@ store_release = intrinsic(_stores("release"))
 store_ordered = intrinsic(_stores("seq_cst"))
 """The same, and before everything that is read later with `load_ordered`: a rank that stores its epoch and then looks
 whether a peer sleeps, and a peer that says so and then looks at the epoch, cannot both miss the other."""
+put_half_ordered = intrinsic(_stores("seq_cst", 32))
+"""`store_ordered` of the lower 32 bits of a value."""
 
 
 @intrinsic

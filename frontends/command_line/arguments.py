@@ -106,6 +106,12 @@ def new_folder(text: str) -> Path:
     return path
 
 
+def check_use(args: argparse.Namespace, option: str, value: object, needed: str, given: object) -> None:
+    """End with a usage error if an option has a value without the one that it is for."""
+    if value is not None and not given:
+        args.parser.error(f"{option} {value}: is for {needed}; give it as well")
+
+
 def add_sizes(parser: argparse.ArgumentParser, smallest: str, largest: str) -> None:
     """Add the options for a range of sizes, with these defaults."""
     for option, default, text in (("--min", smallest, "smallest"), ("--max", largest, "largest")):

@@ -22,7 +22,7 @@ from collectives.arrays import UFUNCS, Array, check_dtype, check_op, named_dtype
 from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.gpu import cuda
-from frontends.command_line.arguments import add_sizes, count, output_file, positive, sizes_of, whole
+from frontends.command_line.arguments import add_sizes, check_use, count, output_file, positive, sizes_of, whole
 from frontends.command_line.beside import COLLECTIVES as BESIDE
 from frontends.command_line.beside import (
     LIBRARIES,
@@ -179,8 +179,7 @@ def _main(arguments: argparse.Namespace) -> int:
         arguments.parser.error(f"--algorithm {arguments.algorithm}: {text}")
     if arguments.root >= ranks:
         arguments.parser.error(f"--root {arguments.root}: must be a rank, 0 to {ranks - 1}")
-    if arguments.rounds is not None and arguments.beside is None:
-        arguments.parser.error(f"--rounds {arguments.rounds}: is for --beside; give it as well")
+    check_use(arguments, "--rounds", arguments.rounds, "--beside", arguments.beside)
     if arguments.beside is not None:
         return _compare(arguments, ranks)
     task = Task(

@@ -17,7 +17,7 @@ from collectives.launch import run
 from collectives.launch.job import allocated
 from collectives.planning import Rules
 from collectives.version import __version__
-from frontends.command_line.arguments import count, positive
+from frontends.command_line.arguments import check_use, count, positive
 from frontends.command_line.doctor import cluster
 from frontends.command_line.doctor.facts import first_version, frameworks, gpu_software
 from frontends.command_line.host_arguments import add_hosts, hosts_of
@@ -77,8 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the subcommand; returns the exit status."""
     hosts = hosts_of(args)
-    if args.np is not None and not args.calibrate:
-        args.parser.error(f"-np {args.np}: is for --calibrate; give it as well")
+    check_use(args, "-np", args.np, "--calibrate", args.calibrate)
     if args.cluster or hosts is not None or (allocated(os.environ) is not None and not args.calibrate):
         return cluster.main(args, hosts)
     findings = examine()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from frontends.command_line.arguments import interval, new_folder, port
+from frontends.command_line.arguments import check_use, interval, new_folder, port
 from frontends.command_line.top.keys import Keys, keys, usable
 from frontends.command_line.top.sources import Here, Source
 from frontends.needs import needs
@@ -80,13 +80,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Show the job; the exit code. Raises RondeError, OSError."""
-    for option, value, needed, given in (
-        ("--into", args.into, "--save", args.save),
-        ("--address", args.address, "--metrics", args.metrics),
-        ("--listen", args.listen, "--web or --metrics", args.web or args.metrics),
-    ):
-        if value is not None and not given:
-            args.parser.error(f"{option} {value}: is for {needed}; give it as well")
+    check_use(args, "--into", args.into, "--save", args.save)
+    check_use(args, "--address", args.address, "--metrics", args.metrics)
+    check_use(args, "--listen", args.listen, "--web or --metrics", args.web or args.metrics)
     if args.list:
         if args.host is not None:
             raise ConfigError(f"--list: lists the jobs of this host; give it without -H {args.host}")
