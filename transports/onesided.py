@@ -60,8 +60,9 @@ class Controls(NamedTuple):
     addresses  of the control words, by position
     stopped    address of a word that is not 0 once the window is closed or its transport has failed
     published  address of this rank's own note of its epoch, which no other rank can write
-    spins      loads of an epoch that are worthwhile before `Window.wait`
+    spins      loads of an epoch that are worthwhile before a yield
     yields     yields of the core, each before a load, that are worthwhile after these
+    sleeps     sleeps of a millisecond at most that are worthwhile after these, before `Window.wait`
     wake       wakes the ranks that sleep until this rank publishes
     memory     keeps the addresses valid
     arenas     addresses of the words that locate the arenas of the ranks (transports.arenas); () if ranks read no
@@ -82,6 +83,7 @@ class Controls(NamedTuple):
     published: int
     spins: int
     yields: int
+    sleeps: int
     wake: Callable[[], None]
     memory: tuple[Any, ...]
     bells: tuple[int, ...] = ()

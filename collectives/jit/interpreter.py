@@ -2,8 +2,9 @@
 
 It does what execution/rows.py does for the same instructions, as long as nothing has to be decided: it never
 raises or looks at a clock. Where a peer's epoch or message does not come soon, where its check differs, or
-where a peer has to be woken, it returns the number of the row. Python does that row, in its one way, and calls it again
-for the rows behind it. Messages are in lanes.py. Numba is needed to import this module.
+where a peer has to be woken that sleeps on a descriptor, it returns the number of the row. Python does that row, in its
+one way, and calls it again for the rows behind it. Epochs are in windows.py, messages in lanes.py. Numba is needed to
+import this module.
 """
 
 from __future__ import annotations
@@ -40,21 +41,19 @@ from collectives.jit.atomics import (
     int_value,
     keep,
     load_acquire,
-    load_ordered,
     new_int,
-    pause,
     process_vm_readv,
     put,
     restore_thread,
     save_thread,
-    sched_yield,
-    store_ordered,
     store_release,
     word,
 )
 from collectives.jit.lanes import sent, taken
+from collectives.jit.waits import LOCKED, UNLOCKED
+from collectives.jit.windows import agrees, published, reached
 from transports.arenas import BEGIN, END, PEER_BEGIN, PEER_END, SHARED, SHIFT, TOLD
-from transports.onesided import ARENA, ASKED, CHECKS, EPOCH, EXPOSED, KEPT, OPENED
+from transports.onesided import ARENA, EXPOSED, OPENED
 
 _HEAD = object.__basicsize__
 """Bytes of the head that all objects have. The second word of it is the type."""
@@ -83,18 +82,6 @@ def operand(row: int, index: int, source: int, target: int, slot: int) -> int:
     if base == at.REFERRED:
         return word(offset)
     return offset
-
-
-@compiled
-def publish(state: int, epoch: int, check: int) -> bool:
-    """Do what Window.publish does; returns True if a peer sleeps and must be woken."""
-    own = field(state, at.OWN)
-    kept = own + 8 * (CHECKS + 2 * (epoch % KEPT))
-    put(field(state, at.PUBLISHED), epoch)
-    store_release(kept, epoch)
-    store_release(kept + 8, check)
-    store_ordered(own + 8 * EPOCH, epoch)
-    return load_ordered(own + 8 * ASKED) != 0
 
 
 @compiled
@@ -183,29 +170,6 @@ def is_sound(table: int) -> bool:
 
 
 @compiled
-def reached(control: int, epoch: int, spins: int, yields: int) -> bool:
-    """Spin, then yield the core, until a rank has published `epoch`; False if that takes too long."""
-    while load_acquire(control + 8 * EPOCH) < epoch:
-        if spins > 0:
-            spins -= 1
-            pause()
-        elif yields > 0:
-            yields -= 1
-            sched_yield()
-        else:
-            return False
-    return True
-
-
-@compiled
-def agrees(control: int, epoch: int, check: int) -> bool:
-    """True if a rank has published `check` with `epoch`. The publisher writes a slot's epoch first: a check that was
-    read before the epoch belongs to that epoch."""
-    kept = control + 8 * (CHECKS + 2 * (epoch % KEPT))
-    return load_acquire(kept + 8) == check and load_acquire(kept) == epoch
-
-
-@compiled
 def combine(row: int, source: int, target: int, slot: int) -> None:
     """A REDUCE."""
     a, b = operand(row, at.A, source, target, slot), operand(row, at.B, source, target, slot)
@@ -252,10 +216,10 @@ def note_time(table: int, state: int, index: int) -> None:
 
 
 @compiled
-def do_rows(table: int, state: int, source: int, target: int, first: int, stop: int) -> int:
+def do_rows(table: int, state: int, source: int, target: int, first: int, stop: int, thread: int) -> int:
     """Run the rows from `first` to `stop` of the newest call, and what belongs before the first and after the last one.
     Returns the number of the row that is left to Python, or DONE; the number of rows if what was read of peers may be
-    wrong, since a rank has failed."""
+    wrong, since a rank has failed. `thread`: see `rises`."""
     if field(table, at.LOAD) != 0:
         if first == 0:
             scale(table, at.LOAD, source, target)
@@ -267,7 +231,7 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
     if first == 0 and field(table, at.STAGED_CALLS) == 0 and field(state, at.OWN) != 0:
         # A peer may await this rank in another, one-sided call by mistake.
         put(state + 8 * at.MOVED, 0)
-        if publish(state, epoch + 1, check):
+        if not published(state, epoch + 1, check):
             return 0
     row = table + 8 * (at.HEAD_WORDS + first * at.ROW_WORDS)
     for index in range(first, stop):
@@ -294,7 +258,7 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
                 expose(state, source, target)
             elif not is_sound(table):
                 return field(table, at.ROWS)
-            if publish(state, epoch + field(row, at.COUNT), check):
+            if not published(state, epoch + field(row, at.COUNT), check):
                 return index
         elif opcode == at.SEND:
             payload, lanes = operand(row, at.A, source, target, slot), field(row, at.LANES)
@@ -302,12 +266,11 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
                 return index
         elif opcode == at.TAKE:
             result, lanes = operand(row, at.RESULT, source, target, slot), field(row, at.LANES)
-            released = field(table, at.RELEASES) != 0
-            if not taken(lanes, state, field(table, at.TAG), check, result, field(row, at.COUNT), released):
+            if not taken(lanes, state, field(table, at.TAG), check, result, field(row, at.COUNT), thread):
                 return index
         elif opcode == at.WAIT:
             control, phase = field(row, at.CONTROL), field(row, at.COUNT)
-            if not reached(control, epoch + phase, field(state, at.SPINS), field(state, at.YIELDS)):
+            if not reached(state, control, epoch + phase, thread):
                 return index
             if phase == 1 and not agrees(control, epoch + phase, check):
                 return index
@@ -318,12 +281,12 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
 
 
 @compiled
-def interpret(table: int, state: int, source: int, target: int, first: int, stop: int, timed: bool) -> int:
+def interpret(table: int, state: int, source: int, target: int, first: int, stop: int, thread: int, timed: bool) -> int:
     """`do_rows`; if the call is timed, with the time of each row's end."""
     if first == stop or not timed:
-        return do_rows(table, state, source, target, first, stop)
+        return do_rows(table, state, source, target, first, stop, thread)
     for index in range(first, stop):
-        left = do_rows(table, state, source, target, index, index + 1)
+        left = do_rows(table, state, source, target, index, index + 1, thread)
         if left != at.DONE:
             return left
         note_time(table, state, index + 1)
@@ -424,11 +387,11 @@ def run_table(owner: int, arguments: int, count: int) -> int:
         first, stop = int_value(field(arguments, 2)), int_value(field(arguments, 3))
         timed = is_timed(table, state)
     if field(table, at.RELEASES) != 0:
-        thread = save_thread()
-        answer = interpret(table, state, source, target, first, stop, timed)
-        restore_thread(thread)
+        lock = save_thread()
+        answer = interpret(table, state, source, target, first, stop, UNLOCKED, timed)
+        restore_thread(lock)
     else:
-        answer = interpret(table, state, source, target, first, stop, timed)
+        answer = interpret(table, state, source, target, first, stop, LOCKED, timed)
     if answer == at.DONE and stop == field(table, at.ROWS):
         answer = end_call(table, state, timed)
         if count != 2:

@@ -1,9 +1,7 @@
 """Messages over the lanes of a channel, as Numba compiles them. `transports.compiled` names the words of the lanes.
 
-A rank that waits for a message looks again for a moment. Then it lets go of Python's lock, yields the core between its
-looks, and sleeps: at its doorbell, which the sender rings, or in poll(2). That takes some milliseconds at most, since
-other threads may need the lock of the transport, and a peer that has failed rings nobody. Then the message is left to
-Python. Numba is needed to import this module.
+Waits for a frame in a ring are those of waits.py; those at a socket are like them, and sleep in poll(2). Numba is
+needed to import this module.
 """
 
 from __future__ import annotations
@@ -13,16 +11,9 @@ from collectives.jit.atomics import (
     compiled,
     copy_bytes,
     field,
-    futex_wait,
-    futex_wake,
-    half_word,
     load_acquire,
-    load_ordered,
-    pause,
     poll,
     put,
-    put_half,
-    put_half_ordered,
     recv,
     recvmsg,
     restore_thread,
@@ -32,10 +23,10 @@ from collectives.jit.atomics import (
     sendmsg,
     store_ordered,
 )
+from collectives.jit.waits import LOCKED, rises, rouse
 from transports.compiled import (
     BELL,
     BUFFER,
-    BY_FUTEX,
     END,
     HEAD_BYTES,
     IN,
@@ -54,17 +45,6 @@ _NO_SIGNAL = 0x4000
 """Linux' MSG_NOSIGNAL: a broken connection is no signal."""
 _READABLE = 1
 """Linux' POLLIN."""
-_MILLISECOND = 1_000_000
-
-
-@compiled
-def rouse(bell: int) -> bool:
-    """Wake the rank of a doorbell if it sleeps by futex(2). False, with nothing done, if it sleeps otherwise."""
-    state = half_word(bell)
-    if state == BY_FUTEX:
-        put_half(bell, 0)
-        futex_wake(bell, 1)
-    return state <= BY_FUTEX
 
 
 @compiled
@@ -82,17 +62,17 @@ def sent(lanes: int, state: int, tag: int, check: int, payload: int, count: int)
 
 
 @compiled
-def taken(lanes: int, state: int, tag: int, check: int, result: int, count: int, released: bool) -> bool:
+def taken(lanes: int, state: int, tag: int, check: int, result: int, count: int, thread: int) -> bool:
     """Receive a message. False if there is something left to Python: the message, which does not come soon, or another
     one that comes; or only to wake the peer, which waits for room. The word MOVED then has 0, or the bytes of all.
 
-    released   this thread does not have the lock of Python
+    thread   LOCKED or UNLOCKED: see waits.py
     """
     if field(lanes, IN_DATA) != 0 and field(lanes, END) == 0:
-        good = read_frame(lanes, state, tag, check, result, count, released)
+        good = read_frame(lanes, state, tag, check, result, count, thread)
         done = good and (field(field(lanes, IN), WANTED) == 0 or rouse(field(lanes, BELL)))
     else:
-        good = done = take_message(lanes, state, tag, check, result, count, released)
+        good = done = take_message(lanes, state, tag, check, result, count, thread)
     put(state + 8 * at.MOVED, HEAD_BYTES + count if good else 0)
     return done
 
@@ -124,27 +104,12 @@ def write_frame(lanes: int, tag: int, check: int, payload: int, count: int) -> i
 
 
 @compiled
-def read_frame(lanes: int, state: int, tag: int, check: int, result: int, count: int, released: bool) -> bool:
+def read_frame(lanes: int, state: int, tag: int, check: int, result: int, count: int, thread: int) -> bool:
     """Take a message out of the ring from a peer. False if it does not come soon, or if another one or a part of it
     comes: it stays there."""
     control, data, mask = field(lanes, IN), field(lanes, IN_DATA), field(lanes, MASK)
-    read, spins, thread = field(control, READ), field(state, at.SPINS), 0
-    yields, sleeps = field(state, at.YIELDS), field(state, at.SLEEPS)
-    while load_acquire(control + 8 * WRITTEN) == read and spins + yields + sleeps > 0:
-        if spins > 0:
-            spins -= 1
-            pause()
-            continue
-        if thread == 0 and not released:
-            thread = save_thread()
-        if yields > 0:
-            yields -= 1
-            sched_yield()
-        else:
-            sleeps -= 1
-            sleep_at_ring(lanes, read)
-    if thread != 0:
-        restore_thread(thread)
+    read = field(control, READ)
+    rises(state, control + 8 * WRITTEN, read + 1, field(lanes, OWN_BELL), 0, thread)
     head = data + (read & mask)
     if load_acquire(control + 8 * WRITTEN) - read < ring_frame(count):  # nothing has come, or a part of another one
         return False
@@ -156,16 +121,6 @@ def read_frame(lanes: int, state: int, tag: int, check: int, result: int, count:
     copy_bytes(result + first, data, count - first)
     store_ordered(control + 8 * READ, read + ring_frame(count))
     return True
-
-
-@compiled
-def sleep_at_ring(lanes: int, read: int) -> None:
-    """Sleep until a frame is in the ring from a peer of which `read` bytes were read, for a millisecond at most."""
-    bell = field(lanes, OWN_BELL)
-    put_half_ordered(bell, BY_FUTEX)
-    if load_ordered(field(lanes, IN) + 8 * WRITTEN) == read:
-        futex_wait(bell, BY_FUTEX, _MILLISECOND)
-    put_half(bell, 0)
 
 
 @compiled
@@ -183,14 +138,14 @@ def send_message(lanes: int, frame: int, tag: int, check: int, payload: int, cou
 
 
 @compiled
-def take_message(lanes: int, state: int, tag: int, check: int, result: int, count: int, released: bool) -> bool:
+def take_message(lanes: int, state: int, tag: int, check: int, result: int, count: int, thread: int) -> bool:
     """Take a message out of the buffer, the one that came before the call, or else receive one from a socket. False if
     it does not come soon, or if another one or the end of the connection comes: the bytes that were read are in the
     buffer then."""
     buffer, end = field(lanes, BUFFER), field(lanes, END)
     joined = end > 0 or count <= at.JOINED_BYTES
     if end == 0:
-        end = receive(lanes, state, result, count, released)
+        end = receive(lanes, state, result, count, thread)
     good = end == HEAD_BYTES + count and field(buffer, 0) == tag and field(buffer, 1) == check
     good = good and field(buffer, 2) == count
     if joined and good:
@@ -202,12 +157,12 @@ def take_message(lanes: int, state: int, tag: int, check: int, result: int, coun
 
 
 @compiled
-def receive(lanes: int, state: int, result: int, count: int, released: bool) -> int:
+def receive(lanes: int, state: int, result: int, count: int, thread: int) -> int:
     """Receive a frame into the buffer; a payload that is not small into the result instead. Returns the number of bytes
     received: fewer than the frame has if they do not come soon."""
     lane, buffer, frame = field(lanes, IN), field(lanes, BUFFER), field(state, at.FRAME)
     polls, yields, sleeps = field(state, at.POLLS), field(state, at.YIELDS), field(state, at.SLEEPS)
-    end, whole, thread = 0, HEAD_BYTES + count, 0
+    end, whole, lock = 0, HEAD_BYTES + count, 0
     while end < whole:  # no byte of the next message is read
         if count <= at.JOINED_BYTES:
             got = recv(lane, buffer + end, whole - end, 0)
@@ -221,8 +176,8 @@ def receive(lanes: int, state: int, result: int, count: int, released: bool) -> 
         if polls > 0:
             polls -= 1
             continue
-        if thread == 0 and not released:
-            thread = save_thread()
+        if lock == 0 and thread == LOCKED:
+            lock = save_thread()
         if yields > 0:
             yields -= 1
             sched_yield()
@@ -230,8 +185,8 @@ def receive(lanes: int, state: int, result: int, count: int, released: bool) -> 
             sleeps -= 1
             put(frame, _READABLE << 32 | lane)  # a struct pollfd
             poll(frame, 1, 1)
-    if thread != 0:
-        restore_thread(thread)
+    if lock != 0:
+        restore_thread(lock)
     return end
 
 

@@ -33,7 +33,7 @@ STOPPED: Final = 3
 OWN: Final = 4
 """Address of this rank's control words in the window (transports.onesided.Controls)."""
 SPINS: Final = 5
-"""Reads of an epoch before a wait is left to Python."""
+"""Reads of an epoch, or of the word of a ring, before the first yield."""
 HALF: Final = 6
 """Bytes from the first half of the staging window to the second one."""
 NONE: Final = 7
@@ -45,13 +45,13 @@ BELLS: Final = 9
 BELL_COUNT: Final = 10
 """Their number; 0 if compiled code can wake nobody."""
 YIELDS: Final = 11
-"""Yields of the core, after the reads or the attempts to receive, before a wait is left to Python."""
+"""Yields of the core, after the reads or the attempts to receive, before the first sleep."""
 CLOCK: Final = 12
 """Two words for a reading of the clock."""
 FRAME: Final = CLOCK + 2
 """Address of memory of FRAME_BYTES, in which a frame is put together."""
 POLLS: Final = FRAME + 1
-"""Attempts to receive a message before it is left to Python."""
+"""Attempts to receive a message before the first yield."""
 MOVED: Final = FRAME + 2
 """Bytes, head included, that were sent or received of the message of a row that is left to Python. If that is all of
 them, the row is complete, but the peer must be woken."""
@@ -64,7 +64,7 @@ SPANS: Final = FRAME + 5
 PROBE: Final = SPANS + 4
 """Room for a byte."""
 SLEEPS: Final = SPANS + 5
-"""Sleeps of a millisecond at most, after the yields, before a message is left to Python."""
+"""Sleeps of a millisecond at most, after the yields, before an epoch or a message is left to Python."""
 STATE_WORDS: Final = SLEEPS + 1
 
 # The memory of a frame: bytes. Behind its head a small payload, or Linux' struct msghdr for frames in two places.

@@ -53,7 +53,7 @@ _LOOK_SECONDS: Final = 0.05
 at a deadline."""
 _SOURCES: Final = (
     *("allocator.py", "atomics.py", "blocks.py", "interpreter.py", "kernels.py"),
-    *("lanes.py", "layout.py", "machine_code.py", "serving.py"),
+    *("lanes.py", "layout.py", "machine_code.py", "serving.py", "waits.py", "windows.py"),
 )
 
 

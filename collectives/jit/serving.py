@@ -1,9 +1,7 @@
 """The progress thread in machine code: it runs the jobs of a ring one after the other, and sleeps where it has to wait.
 
-A job is a table with the addresses of its arrays. Two things that a plain call leaves to Python, this thread does
-itself: it wakes ranks that sleep, and it sleeps until a peer's epoch comes. Everything else, and a peer that stays
-late, is Python's as ever: `serve` returns the answer of the interpreter. Numba is needed to import this
-module.
+A job is a table with the addresses of its arrays, run as a plain call is, but for other waits (waits.BEHIND). What is
+left to Python, `serve` returns. Numba is needed to import this module.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from collectives.jit.atomics import (
     field,
     futex_wait,
     futex_wake,
-    half_word,
     int_value,
     keep,
     load_acquire,
@@ -25,86 +22,10 @@ from collectives.jit.atomics import (
     save_thread,
     store_ordered,
 )
-from collectives.jit.interpreter import (
-    agrees,
-    begin,
-    data_of,
-    end_call,
-    fits_table,
-    interpret,
-    note_time,
-    number_of,
-)
-from collectives.jit.lanes import rouse
-from transports.compiled import BY_FUTEX
-from transports.onesided import ASKED, EPOCH
+from collectives.jit.interpreter import begin, data_of, end_call, fits_table, interpret
+from collectives.jit.waits import BEHIND
 
 _ALL = 1 << 30
-_SLEEP = 10_000_000
-"""Nanoseconds: the longest sleep for an epoch. A rank that publishes by functions of Python may miss that this one is
-about to sleep (transports/shm/doorbell.py)."""
-_SLEEPS = 3
-"""Sleeps for an epoch, before the wait is left to Python, which looks whether the peer lives."""
-
-
-@compiled
-def wake(state: int) -> bool:
-    """Wake all ranks that sleep until this one publishes: what `Controls.wake` does. False, with nothing done, if one
-    sleeps on a descriptor: that is for Python."""
-    own, bells, count = field(state, at.OWN), field(state, at.BELLS), field(state, at.BELL_COUNT)
-    for index in range(count):
-        if half_word(field(bells, index)) > BY_FUTEX:
-            return False
-    store_ordered(own + 8 * ASKED, 0)
-    for index in range(count):
-        rouse(field(bells, index))
-    futex_wake(own + 8 * EPOCH, _ALL)
-    return True
-
-
-@compiled
-def comes(state: int, control: int, epoch: int) -> bool:
-    """Sleep until a rank has published `epoch`; False if it does not soon, or if the window is closed."""
-    for _ in range(_SLEEPS):
-        store_ordered(control + 8 * ASKED, 1)
-        newest = load_ordered(control + 8 * EPOCH)
-        if newest >= epoch:
-            return True
-        if load_acquire(field(state, at.STOPPED)) != 0:
-            return False
-        futex_wait(control + 8 * EPOCH, newest, _SLEEP)
-    return load_acquire(control + 8 * EPOCH) >= epoch
-
-
-@compiled
-def run_rows(table: int, source: int, target: int, timed: bool) -> int:
-    """Run the rows of the newest call. Returns DONE or OBSERVED, or the row that is left to Python."""
-    state = field(table, at.STATE)
-    number = number_of(state)
-    epoch, check = number * field(state, at.EPOCHS), field(table, at.CHECK) ^ (number & 0xFFFFFFFF)
-    first, rows = 0, field(table, at.ROWS)
-    while True:
-        left = interpret(table, state, source, target, first, rows, timed)
-        if left == at.DONE:
-            return end_call(table, state, timed)
-        if left == rows:  # a rank has failed
-            return left
-        row = table + 8 * (at.HEAD_WORDS + left * at.ROW_WORDS)
-        opcode = field(row, at.OPCODE)
-        if opcode == at.SIGNAL:
-            if not wake(state):
-                return left
-        elif opcode != at.WAIT:
-            return left
-        else:
-            control, phase = field(row, at.CONTROL), field(row, at.COUNT)
-            if not comes(state, control, epoch + phase):
-                return left
-            if phase == 1 and not agrees(control, epoch + phase, check):
-                return left
-        first = left + 1
-        if timed:
-            note_time(table, state, first)
 
 
 @compiled
@@ -113,9 +34,13 @@ def run_job(table: int, source: int, target: int) -> int:
     in the table for whoever sees its end, unless every call is to be timed: this thread does not need Python's lock."""
     if not fits_table(table, source, target):
         return at.UNFIT
-    answer = begin(table, field(table, at.STATE))
+    state, rows = field(table, at.STATE), field(table, at.ROWS)
+    answer = begin(table, state)
     if answer != at.OVER:
-        answer = run_rows(table, source, target, answer == at.OBSERVED)
+        timed = answer == at.OBSERVED
+        answer = interpret(table, state, source, target, 0, rows, BEHIND, timed)
+        if answer == at.DONE:
+            answer = end_call(table, state, timed)
     return at.DONE if answer == at.OBSERVED and field(field(table, at.TALLY), at.TALLY_NEXT) != 0 else answer
 
 

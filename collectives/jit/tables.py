@@ -117,6 +117,7 @@ class State:
             self.words[layout.OWN] = controls.addresses[index]
             self.words[layout.SPINS] = controls.spins
             self.words[layout.YIELDS] = controls.yields
+            self.words[layout.SLEEPS] = controls.sleeps
             self.words[layout.HALF] = half
             self._bells = np.array(controls.bells, np.int64)
             self.words[layout.BELLS] = address(self._bells)

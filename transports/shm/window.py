@@ -40,9 +40,12 @@ _SPINS: Final = 1000
 _YIELDS: Final = 10
 """Number of yields after these reads, before a wait drives the transport, which takes several times as long. The
 awaited rank may need the core."""
-_COMPILED_YIELDS: Final = 50
-"""The same for compiled code, where ranks share cores. A yield costs it half a microsecond; going on in Python costs
-ten times that. On a busy machine a yield takes milliseconds: an abort is noticed after them."""
+_COMPILED_YIELDS: Final = {True: 200, False: 50}
+"""The same for compiled code, where each rank has a core and where they share cores. A yield costs it half a
+microsecond; to wake a sleeper, twenty times that. On a busy machine a yield takes milliseconds: an abort is noticed
+after them."""
+_COMPILED_SLEEPS: Final = 2
+"""Milliseconds at most in which this rank serves no other peer."""
 _ATTACHED: Final = 1
 
 # Indices of 64-bit words in a rank's notes, which no other rank can write.
@@ -205,7 +208,8 @@ class ShmWindow(EngineWindow):
             notes + 8 * _STOPPED,
             notes + 8 * _PUBLISHED,
             _SPINS if self._spins else 0,
-            0 if self._spins or self._engine.cores.shares_process else _COMPILED_YIELDS,
+            0 if self._engine.cores.shares_process else _COMPILED_YIELDS[self._spins],
+            _COMPILED_SLEEPS if CAN_SLEEP else 0,
             self._wake,
             (memory, self._notes, *self._bells, self._arenas, *map(np.asarray, self._ends)),
             tuple(bell.address for bell in self._bells) if CAN_SLEEP else (),

@@ -45,7 +45,9 @@ from collectives.jit import (
     scaled,
     take_times,
 )
+from transports.compiled import BY_FUTEX
 from transports.onesided import ARENA, ASKED, CHECKS, EPOCH, EXPOSED, KEPT, OPENED, Controls, address
+from transports.shm.doorbell import CAN_SLEEP, wake_all
 
 pytest.importorskip("numba", reason="the compiled interpreter needs Numba")
 
@@ -60,7 +62,16 @@ HIDDEN: list[mmap.mmap] = []
 class Rig:
     """A state with the control words of two ranks, and a table; this rank is number 0."""
 
-    def __init__(self, *, spins: int = 100, yields: int = 0, slots: int = 2, slot_stride: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        spins: int = 100,
+        yields: int = 0,
+        sleeps: int = 0,
+        slots: int = 2,
+        slot_stride: int = 0,
+        bells: tuple[int, ...] = (),
+    ) -> None:
         code = load(time.monotonic() + 600)
         assert isinstance(code, MachineCode), code
         self.code = code
@@ -69,7 +80,7 @@ class Rig:
         self.state = State(code, FlightRecord().call_log("0-0", 2, 0, ""), EPOCHS)
         words = tuple(address(row) for row in self.controls)
         notes = address(self.notes)
-        self.state.use(Controls(words, notes, notes + 8, spins, yields, lambda: None, ()), 0, 4096)
+        self.state.use(Controls(words, notes, notes + 8, spins, yields, sleeps, lambda: None, (), bells), 0, 4096)
         self.tally = np.array([0, 1 << 60])
         self.writer = TableWriter()
         self.slots, self.slot_stride = slots, slot_stride
@@ -166,25 +177,63 @@ def test_what_it_leaves_to_python(spins: int, yields: int) -> None:
     assert run(x, target, 1, 3) is None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the ring sleeps by futex(2)")
-@pytest.mark.parametrize("sleeps", [0, 1, 2])
-def test_a_job_wakes_ranks_that_sleep_and_leaves_those_on_descriptors_to_python(sleeps: int) -> None:
-    rig, bell = Rig(), np.array([sleeps, 0], np.uint32)
-    words = tuple(address(row) for row in rig.controls)
-    notes = address(rig.notes)
-    rig.state.use(Controls(words, notes, notes + 8, 10, 0, lambda: None, (), (address(bell),)), 0, 4096)
-    rig.controls[0, ASKED] = sleeps > 0
+@pytest.mark.skipif(not CAN_SLEEP, reason="machine code sleeps by futex(2)")
+@pytest.mark.parametrize("as_job", [False, True])
+@pytest.mark.parametrize("asleep", [0, BY_FUTEX, 2])
+def test_a_call_wakes_ranks_that_sleep_and_leaves_those_on_descriptors_to_python(asleep: int, as_job: bool) -> None:
+    bell = np.array([asleep, 0], np.uint32)
+    rig, x = Rig(bells=(address(bell),)), np.zeros(4, np.float32)
+    rig.controls[0, ASKED] = asleep > 0
     rig.writer.signal(1)
-    ring, x = JobRing(rig.code), np.zeros(4, np.float32)
-    table = rig.table()
-    ring.submit(table, x, x)
-    ring.call(1)
-    answer = ring.serve()
+    if as_job:
+        ring, table = JobRing(rig.code), rig.table()
+        ring.submit(table, x, x)
+        ring.call(1)
+        answer = ring.serve()
+    else:
+        answer = rig.bind()(x, x)
     assert rig.controls[0, EPOCH] == EPOCHS + 1
-    if sleeps == 2:  # nothing is done: Python wakes the rank by its descriptor
+    if asleep == 2:  # nothing is done: Python wakes the rank by its descriptor
         assert (answer, bell[0], rig.controls[0, ASKED]) == (0, 2, 1)
     else:
         assert (answer, bell[0], rig.controls[0, ASKED]) == (None, 0, 0)
+
+
+@pytest.mark.skipif(not CAN_SLEEP, reason="machine code sleeps by futex(2)")
+@pytest.mark.parametrize("releases", [False, True])
+def test_a_call_sleeps_until_a_late_rank_has_published(releases: bool) -> None:
+    """Rank 1 publishes once this rank has asked to be woken."""
+    rig, x = Rig(sleeps=20_000), np.zeros(4, np.float32)
+    rig.writer.wait(1, rig.peer)
+    run = rig.bind(releases=releases)
+
+    def publish_once_it_sleeps() -> None:
+        while not rig.controls[1, ASKED]:
+            time.sleep(0)
+        rig.publish(EPOCHS + 1, CHECK ^ 1)
+        wake_all(rig.peer + 8 * EPOCH)
+
+    peer = threading.Thread(target=publish_once_it_sleeps)
+    peer.start()
+    assert run(x, x) is None
+    peer.join()
+
+
+@pytest.mark.skipif(not CAN_SLEEP, reason="machine code sleeps by futex(2)")
+def test_a_call_does_not_sleep_in_a_window_that_is_closed_meanwhile() -> None:
+    rig, x = Rig(sleeps=1 << 40), np.zeros(4, np.float32)
+    rig.writer.wait(1, rig.peer)
+    run = rig.bind(releases=True)
+
+    def close_once_it_sleeps() -> None:
+        while not rig.controls[1, ASKED]:
+            time.sleep(0)
+        rig.notes[0] = 1
+
+    peer = threading.Thread(target=close_once_it_sleeps)
+    peer.start()
+    assert run(x, x) == 0
+    peer.join()
 
 
 @pytest.mark.parametrize("in_place", [False, True])

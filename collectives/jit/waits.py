@@ -1,0 +1,101 @@
+"""Waits of machine code for a word that another process raises, and what wakes its sleepers.
+
+A wait looks again for a moment. Then it lets go of Python's lock, yields the core between its looks, and sleeps. That
+takes some milliseconds at most, since this rank serves no other peer meanwhile, and a peer that has failed wakes
+nobody. Then the wait is left to Python. Numba is needed to import this module.
+"""
+
+from __future__ import annotations
+
+from collectives.jit import layout as at
+from collectives.jit.atomics import (
+    compiled,
+    field,
+    futex_wait,
+    futex_wake,
+    half_word,
+    load_acquire,
+    load_ordered,
+    pause,
+    put_half,
+    put_half_ordered,
+    restore_thread,
+    save_thread,
+    sched_yield,
+    store_ordered,
+)
+from transports.compiled import BY_FUTEX
+
+LOCKED = 0
+"""The thread has Python's lock, and lets go of it if a wait takes longer."""
+UNLOCKED = 1
+"""It does not have it."""
+BEHIND = 2
+"""Nor does the progress thread, behind the threads of the program: it yields to none of them, since a thread that wakes
+from a sleep gets a core at once; and it sleeps for longer, since no caller waits for what it could do meanwhile."""
+_SLEEPS_BEHIND = 30
+_MILLISECOND = 1_000_000
+"""Nanoseconds: the longest sleep. A process that raises a word by functions of Python may miss that another one is
+about to sleep (transports/shm/doorbell.py)."""
+
+
+@compiled
+def rises(state: int, place: int, least: int, bell: int, asked: int, thread: int) -> bool:
+    """Wait until the word at an address is at least `least`; False if that takes too long.
+
+    bell    address of the doorbell of this rank, which is rung when the word has risen: the wait sleeps there; or 0
+    asked   else the wait sleeps at the word itself; this is the address of a word that it sets to 1 before
+    thread  LOCKED, UNLOCKED or BEHIND
+    """
+    spins, yields, sleeps, lock = field(state, at.SPINS), field(state, at.YIELDS), field(state, at.SLEEPS), 0
+    if thread == BEHIND:
+        yields, sleeps = 0, _SLEEPS_BEHIND
+    while load_acquire(place) < least and spins + yields + sleeps > 0:
+        if spins > 0:
+            spins -= 1
+            pause()
+            continue
+        if lock == 0 and thread == LOCKED:
+            lock = save_thread()
+        if yields > 0:
+            yields -= 1
+            sched_yield()
+        elif load_acquire(field(state, at.STOPPED)) != 0:
+            sleeps = 0
+        else:
+            sleeps -= 1
+            if bell != 0:
+                sleep_at_bell(place, least, bell)
+            else:
+                sleep_at_word(place, least, asked)
+    if lock != 0:
+        restore_thread(lock)
+    return load_acquire(place) >= least
+
+
+@compiled
+def sleep_at_bell(place: int, least: int, bell: int) -> None:
+    """Sleep until the doorbell of this rank is rung, unless the word has risen."""
+    put_half_ordered(bell, BY_FUTEX)
+    if load_ordered(place) < least:
+        futex_wait(bell, BY_FUTEX, _MILLISECOND)
+    put_half(bell, 0)
+
+
+@compiled
+def sleep_at_word(place: int, least: int, asked: int) -> None:
+    """Sleep until whoever raises the word has woken those that sleep there, unless it has risen."""
+    store_ordered(asked, 1)
+    found = load_ordered(place)
+    if found < least:
+        futex_wait(place, found, _MILLISECOND)
+
+
+@compiled
+def rouse(bell: int) -> bool:
+    """Wake the rank of a doorbell if it sleeps by futex(2). False, with nothing done, if it sleeps otherwise."""
+    state = half_word(bell)
+    if state == BY_FUTEX:
+        put_half(bell, 0)
+        futex_wake(bell, 1)
+    return state <= BY_FUTEX
