@@ -176,7 +176,7 @@ class WindowTable(Table):
 
     def _do(self, call: BegunCall, row: int) -> int:
         """See Table. It is a wait that takes longer, or whose check may differ; or a signal, which has been published,
-        but for which a rank sleeps; or a read of an array that is in no arena."""
+        but for which a rank sleeps on a descriptor; or a read of an array that is in no arena."""
         steps = self.plan.program.instructions
         if row == len(steps):
             assert self._controls.check is not None

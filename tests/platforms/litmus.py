@@ -269,6 +269,7 @@ def machine_code() -> dict[str, Side]:
         controls = [base + code.CONTROL * index for index in range(2)]
         parts = [base + 4096 * (1 + index) for index in range(2)]
         state[layout.OWN], state[layout.PUBLISHED] = controls[side], note.ctypes.data
+        state[layout.SPINS], state[layout.YIELDS] = code.SPINS, code.YIELDS
         data[:] = parts[side], parts[1 - side]
         code.epochs(state.ctypes.data, controls[1 - side], data.ctypes.data, at, rounds, clock.ctypes.data, end)
 

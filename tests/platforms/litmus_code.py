@@ -20,8 +20,10 @@ from collectives.jit.atomics import (
     store_ordered,
     word,
 )
-from collectives.jit.interpreter import agrees, now, publish, reached
+from collectives.jit.interpreter import now
 from collectives.jit.lanes import read_frame, write_frame
+from collectives.jit.waits import UNLOCKED
+from collectives.jit.windows import agrees, published, reached
 from transports.compiled import IN, READ, WRITTEN
 from transports.onesided import ASKED, EPOCH
 
@@ -46,7 +48,7 @@ DONE, WRONG, IN_STEP = 0, 1, 2
 def epochs(state: int, other: int, data: int, found: int, rounds: int, clock: int, until: int) -> None:
     """Publish data by an epoch, as a rank of a collective does, and look at the data of the other rank.
 
-    state  of the interpreter: its own control words and note
+    state  of the interpreter: its own control words and note, and how long it waits
     other  the control words of the other rank
     data   two words: the addresses of the data of this rank and of the other one
     """
@@ -55,8 +57,8 @@ def epochs(state: int, other: int, data: int, found: int, rounds: int, clock: in
         slot = epoch % SLOTS * CELLS * LINE
         for cell in range(CELLS):
             put(own + slot + LINE * cell, epoch)
-        publish(state, epoch, epoch & _MASK)
-        while not reached(other, epoch, SPINS, YIELDS):
+        published(state, epoch, epoch & _MASK)
+        while not reached(state, other, epoch, UNLOCKED):
             if now(clock) > until:
                 return
         wrong = 0 if agrees(other, epoch, epoch & _MASK) else 1
@@ -93,9 +95,9 @@ def receives(lanes: int, state: int, payload: int, found: int, rounds: int, cloc
     """
     control = field(lanes, IN)
     for number in range(1, rounds + 1):
-        while not read_frame(lanes, state, 7, number & _MASK, payload, 8 * PAYLOAD_WORDS, True):
+        while not read_frame(lanes, state, 7, number & _MASK, payload, 8 * PAYLOAD_WORDS, UNLOCKED):
             if load_acquire(control + 8 * WRITTEN) != field(control, READ):
-                if read_frame(lanes, state, 7, number & _MASK, payload, 8 * PAYLOAD_WORDS, True):
+                if read_frame(lanes, state, 7, number & _MASK, payload, 8 * PAYLOAD_WORDS, UNLOCKED):
                     break
                 put(found + 8 * WRONG, field(found, WRONG) + 1)
                 return
@@ -140,6 +142,7 @@ def sleepers(ordered: bool, side: int, state: int, words: int, found: int, round
     round is wrong if both miss the other: then side 1 would sleep on.
 
     ordered  False: both by plain stores and loads, without a barrier between them
+    state    of the interpreter, without doorbells: it leaves a rank that sleeps to Python
     words    meeting gates, paces, a table of what each side saw, and BLOCK control words
     """
     gates, paces, seen, controls = words, words + 4 * LINE, words + 8 * LINE, words + 8 * LINE + 16 * BLOCK
@@ -155,7 +158,7 @@ def sleepers(ordered: bool, side: int, state: int, words: int, found: int, round
             steps += in_step(paces, side, done + index + 1)
             if side == 0:
                 if ordered:
-                    saw = 1 if publish(state, 1, 0) else 0
+                    saw = 0 if published(state, 1, 0) else 1
                 else:
                     put(control + 8 * EPOCH, 1)
                     saw = word(control + 8 * ASKED)
