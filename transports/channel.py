@@ -158,11 +158,11 @@ class Channel(compiled.Channel):
         and not taken."""
         for lane in self._from:
             words = self._words[lane.peer]
+            early, words[compiled.EARLY] = words[compiled.EARLY], 0
             end, words[compiled.END] = words[compiled.END], 0
-            if end:
+            if early or end:
                 self._loop.driver.interrupt()  # other threads may wait for the frame that arrived
-                early = self._early.pop(lane.peer, None)
-                if early is None:
-                    lane.adopt(end)
-                else:
-                    self._match_queue.put_first(early)
+            if early:
+                self._match_queue.put_first(self._early[lane.peer])
+            elif end:
+                lane.adopt(end)

@@ -38,8 +38,7 @@ IN: Final = 1
 BUFFER: Final = 2
 """Address of memory for a frame: of a socket lane, with room for the largest one."""
 END: Final = 3
-"""Bytes of frames there that were received and not taken. When `run` begins: those of the frame that came before the
-call, and is to be taken first; 0 if none did."""
+"""Bytes there that were received by a socket lane and not taken; 0 when `run` begins."""
 OUT_DATA: Final = 4
 """Address of the data of the ring to the peer; 0 for a socket."""
 IN_DATA: Final = 5
@@ -52,7 +51,10 @@ greater while it sleeps otherwise, else 0. To wake one that sleeps by futex(2): 
 BY_FUTEX: Final = 1
 OWN_BELL: Final = 8
 """Address of the doorbell of this rank, for rings."""
-LANE_WORDS: Final = 9
+EARLY: Final = 9
+"""Bytes of the frame in the buffer that came before the call, and is to be taken first; 0 without one, and once it was
+taken."""
+LANE_WORDS: Final = 10
 
 # Words of the control of a ring, and the bytes of its frames; see transports.shm.ring.
 WRITTEN: Final = 0
@@ -114,7 +116,7 @@ class LaneFrom(Protocol):
         """Compiled code may have received frames from the ring: learn how far."""
 
     def put_back(self, words: Words, header: bytes, payload: memoryview) -> None:
-        """Put a frame that was received before into the buffer, and write BUFFER and END."""
+        """Put a frame that was received before into the buffer, and write BUFFER and EARLY."""
 
     def adopt(self, count: int) -> None:
         """Receive `count` bytes before all others that compiled code has read from a socket into the buffer, and not

@@ -27,6 +27,7 @@ from collectives.jit.waits import LOCKED, rises, rouse
 from transports.compiled import (
     BELL,
     BUFFER,
+    EARLY,
     END,
     HEAD_BYTES,
     IN,
@@ -68,7 +69,7 @@ def taken(lanes: int, state: int, tag: int, check: int, result: int, count: int,
 
     thread   LOCKED or UNLOCKED: see waits.py
     """
-    if field(lanes, IN_DATA) != 0 and field(lanes, END) == 0:
+    if field(lanes, IN_DATA) != 0 and field(lanes, EARLY) == 0:
         good = read_frame(lanes, state, tag, check, result, count, thread)
         done = good and (field(field(lanes, IN), WANTED) == 0 or rouse(field(lanes, BELL)))
     else:
@@ -142,17 +143,19 @@ def take_message(lanes: int, state: int, tag: int, check: int, result: int, coun
     """Take a message out of the buffer, the one that came before the call, or else receive one from a socket. False if
     it does not come soon, or if another one or the end of the connection comes: the bytes that were read are in the
     buffer then."""
-    buffer, end = field(lanes, BUFFER), field(lanes, END)
-    joined = end > 0 or count <= at.JOINED_BYTES
-    if end == 0:
-        end = receive(lanes, state, result, count, thread)
+    buffer, early = field(lanes, BUFFER), field(lanes, EARLY)
+    joined = early > 0 or count <= at.JOINED_BYTES
+    end = early if early > 0 else receive(lanes, state, result, count, thread)
     good = end == HEAD_BYTES + count and field(buffer, 0) == tag and field(buffer, 1) == check
     good = good and field(buffer, 2) == count
     if joined and good:
         copy_bytes(result, buffer + HEAD_BYTES, count)
     elif not joined and not good:
         copy_bytes(buffer + HEAD_BYTES, result, max(0, end - HEAD_BYTES))
-    put(lanes + 8 * END, 0 if good else end)
+    if good:
+        put(lanes + 8 * EARLY, 0)
+    elif early == 0:
+        put(lanes + 8 * END, end)
     return good
 
 

@@ -18,6 +18,7 @@ from tests.transports.groups import groups, recv, send, soon
 from tests.transports.tcp_ranks import in_threads, link, ranks, tcp_link, wait_until
 from transports.compiled import (
     BUFFER,
+    EARLY,
     END,
     HEAD_BYTES,
     IN,
@@ -147,10 +148,10 @@ def come_early(a: TcpTransport, b: TcpTransport, *messages: bytes) -> None:
 
 def test_a_message_that_came_early_is_given_to_the_code() -> None:
     def take() -> None:
-        assert at_a.words[END] == HEAD_BYTES + 5
-        frame = ctypes.string_at(at_a.words[BUFFER], at_a.words[END])
+        assert at_a.words[EARLY] == HEAD_BYTES + 5
+        frame = ctypes.string_at(at_a.words[BUFFER], at_a.words[EARLY])
         assert frame == data_header(TAG, 0, 5) + b"early"
-        at_a.words[END] = 0
+        at_a.words[EARLY] = 0
         assert at_a.take(5) == b"later"
 
     with linked() as (a, b, at_a, _):
@@ -172,6 +173,22 @@ def test_a_message_that_came_early_and_is_not_taken() -> None:
         assert at_a.run(lambda: None) is None
 
 
+@pytest.mark.parametrize("count", [2, HEAD_BYTES + 2])
+def test_a_part_of_the_next_frame_behind_a_message_that_came_early(count: int) -> None:
+    def take() -> int:
+        at_a.words[EARLY] = 0
+        at_a.read(count)
+        return 0
+
+    with linked() as (a, b, at_a, _):
+        come_early(a, b, b"early")
+        send(b, 0, TAG, b"later")
+        assert at_a.run(take) == 0
+        assert recv(a, 1, TAG, 5) == b"later"
+        assert not a.match_queue.unexpected_frames
+        assert at_a.run(lambda: None) is None
+
+
 def test_messages_that_came_early_are_given_one_by_one_to_calls_that_receive_one() -> None:
     with linked() as (a, b, _, _):
         alone = Lanes(a, 1, messages=1)
@@ -179,8 +196,8 @@ def test_messages_that_came_early_are_given_one_by_one_to_calls_that_receive_one
         found: list[bytes] = []
 
         def take() -> None:
-            found.append(ctypes.string_at(alone.words[BUFFER] + HEAD_BYTES, alone.words[END] - HEAD_BYTES))
-            alone.words[END] = 0
+            found.append(ctypes.string_at(alone.words[BUFFER] + HEAD_BYTES, alone.words[EARLY] - HEAD_BYTES))
+            alone.words[EARLY] = 0
 
         assert alone.run(take) is None
         assert alone.run(lambda: 0) == 0, "the code has left it"
@@ -426,9 +443,9 @@ def test_a_message_from_a_ring_that_came_early(taken: bool) -> None:
         words = (ctypes.c_int64 * LANE_WORDS).from_address(channel.words(1))
 
         def look() -> int | None:
-            assert ctypes.string_at(words[BUFFER], words[END]) == data_header(TAG, 0, 5) + b"early"
+            assert ctypes.string_at(words[BUFFER], words[EARLY]) == data_header(TAG, 0, 5) + b"early"
             if taken:
-                words[END] = 0
+                words[EARLY] = 0
             return None if taken else 0
 
         answer = channel.run(lambda source, target: look(), None, None, nothing_left)

@@ -21,7 +21,7 @@ from transports.anysource import Taken
 from transports.compiled import (
     BELL,
     BUFFER,
-    END,
+    EARLY,
     IN,
     IN_DATA,
     MASK,
@@ -260,7 +260,7 @@ class Incoming(_End):
 
     def put_back(self, words: Words, header: bytes, payload: memoryview) -> None:
         self._early = bytearray(header + payload)
-        words[BUFFER], words[END] = _address(memoryview(self._early)), len(self._early)
+        words[BUFFER], words[EARLY] = _address(memoryview(self._early)), len(self._early)
 
     def adopt(self, count: int) -> None:
         raise AssertionError("compiled code takes the frames of a ring whole")

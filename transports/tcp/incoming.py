@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 from transports.anysource import Taken
-from transports.compiled import BUFFER, END, IN, IN_DATA, Words
+from transports.compiled import BUFFER, EARLY, IN, IN_DATA, Words
 from transports.errors import TransportError
 from transports.loop import Loop
 from transports.matching import Receive, Target
@@ -55,7 +55,7 @@ class Incoming(Lane):
     def put_back(self, words: Words, header: bytes, payload: memoryview) -> None:
         end = len(header) + len(payload)
         self._window[: len(header)], self._window[len(header) : end] = header, payload
-        words[END] = end
+        words[EARLY] = end
 
     def adopt(self, count: int) -> None:
         self._end = count

@@ -15,7 +15,7 @@ import pytest
 
 from collectives.jit import SOURCE, TARGET, Operand
 from tests.collectives.jit.test_interpreter import CHECK, Rig
-from transports.compiled import BUFFER, BY_FUTEX, HEAD, HEAD_BYTES, IN, LANE_WORDS, READ, WANTED
+from transports.compiled import BUFFER, BY_FUTEX, EARLY, END, HEAD, HEAD_BYTES, IN, LANE_WORDS, READ, WANTED
 from transports.shm.doorbell import CAN_SLEEP, Doorbell
 from transports.shm.ring import CONTROL_BYTES, Incoming, Outgoing, RingMemory
 
@@ -111,6 +111,21 @@ def test_a_rank_sleeps_until_a_message_comes_by_a_socket(sockets: tuple[socket.s
     assert run(target, target) is None
     sender.join()
     assert target.tolist() == VALUES.tolist()
+
+
+def test_a_part_of_a_message_behind_one_that_came_before_the_call(sockets: tuple[socket.socket, socket.socket]) -> None:
+    near, far = sockets
+    late, target = Late(2), np.zeros(8, np.float32)
+    frame = HEAD.pack(TAG, CHECK ^ 1, VALUES.nbytes) + VALUES.tobytes()
+    buffer = bytearray(frame + bytes(1024))
+    late.words[IN], late.words[BUFFER] = near.fileno(), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    late.words[EARLY] = len(frame)
+    far.sendall(frame[:7])
+    late.writer.take(VALUES.nbytes, Operand(TARGET, 0), ctypes.addressof(late.words))
+    late.writer.take(VALUES.nbytes, Operand(TARGET, VALUES.nbytes), ctypes.addressof(late.words))
+    assert late.bind(tag=TAG, staged=False)(target, target) == 1
+    assert target[:4].tolist() == VALUES.tolist()
+    assert (late.words[EARLY], late.words[END]) == (0, 7)
 
 
 def test_a_message_that_does_not_come_is_left_to_python(sockets: tuple[socket.socket, socket.socket]) -> None:
