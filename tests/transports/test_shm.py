@@ -105,6 +105,29 @@ def test_segments_of_makers_that_were_killed_are_removed(tmp_path: Path) -> None
     own.close()
 
 
+def test_a_segment_that_another_process_removes_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    lock, removers = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not removers:  # it stops with the lock
+            (path,) = tmp_path.iterdir()
+            removers.append(os.open(path, os.O_RDWR))
+            lock(removers[0], operation)
+            os.unlink(path)
+        assert operation & fcntl.LOCK_NB
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    segment = Segment.create(9, str(tmp_path))
+    assert list(tmp_path.iterdir()) == [Path(segment.path)]
+    segment.unlink()
+    segment.close()
+    os.close(removers[0])
+
+
 def test_a_directory_of_ones_own(tmp_path: Path) -> None:
     def body(t: Any) -> bytes:
         peer = 1 - t.rank

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import re
@@ -25,6 +26,8 @@ try:
     import fcntl
 except ImportError:  # Windows, where there are no segments
     fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger("ronde.shm")
 
 SHARED_DIRECTORY: Final = "/dev/shm"
 PREFIX: Final = "ronde-"
@@ -137,15 +140,24 @@ def _locked_file(directory: str) -> tuple[str, int]:
         path = os.path.join(directory, PREFIX + secrets.token_hex(16))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_nlink:
+            if _lock(descriptor) and os.fstat(descriptor).st_nlink:
                 return path, descriptor
         except BaseException:
             unlink(path)
             os.close(descriptor)
             raise
-        os.close(descriptor)  # it was removed before it was locked
+        os.close(descriptor)  # another process took it for abandoned before it was locked, and removes it
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a file, where the file system has locks. False, without a wait, if another process has locked it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        log.debug("segments are not locked: %s", error)
+    return True
 
 
 def _map(descriptor: int, nbytes: int) -> mmap.mmap:
