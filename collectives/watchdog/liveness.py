@@ -64,18 +64,26 @@ class NextProcess:
         return bool(self._candidates)
 
     def check(self) -> PeerLost | None:
-        """The error if the process is lost; else None. Raises RendezvousError."""
+        """The error if the process is lost; else None. Raises RendezvousError if it has ended, and the store does not
+        tell whether it closed before: calls will. They would wait for one that is stopped; the store may be in it."""
         rank = self._candidates[0]
         if self._watch is None:
             self._watch = Watch()
             self._watch.add(rank, self._group.members[rank].process)
-        if self._watch.dead():
+        dead = bool(self._watch.dead())
+        if dead:
             reason = "its process ended without closing"
         elif self._watch.stopped():
             reason = f"its process has been stopped for {STOPPED_SECONDS:g} s, by SIGSTOP or Ctrl-Z"
         else:
             return None
-        if has_closed(self._store, rank):
+        try:
+            closed = has_closed(self._store, rank)
+        except RendezvousError:
+            if dead:
+                raise
+            closed = False
+        if closed:
             self.close()
             del self._candidates[0]
             return None

@@ -24,14 +24,16 @@ from collectives.watchdog import watchdog as watch
 from collectives.watchdog.liveness import NextHost, NextProcess
 from tests import worlds
 from tests.collectives.launch.launcher import ronde
-from tests.collectives.ranks import SECONDS, await_failure, meeting_place, member
+from tests.collectives.ranks import SECONDS, SECRET, await_failure, meeting_place, member
 from tests.processes import run_processes
 from tests.transports.groups import groups
 from tests.worlds import world_of
 from transports.errors import RendezvousError
 from transports.launchers import Starter
 from transports.liveness import Identity, Watch
+from transports.rendezvous.bootstrap import open_store
 from transports.rendezvous.memory import MemoryStore
+from transports.rendezvous.server import TcpStoreServer
 from transports.store import Store
 
 TRANSPORTS = ["shm", "tcp", "auto"]
@@ -152,6 +154,35 @@ def test_stopped_process_is_lost_on_every_rank(transport: str) -> None:
             assert f"; rank {rank} waits " in texts[1]
 
 
+def rank_beside_a_stopped_store(rank: int, url: str) -> str:
+    """Rank 0 has the store of the world in its process, and stops."""
+    deadline = time.monotonic() + SECONDS
+    with contextlib.ExitStack() as stack:
+        told = stack.enter_context(contextlib.closing(open_store(url, SECRET, deadline)))
+        if rank == 0:
+            server = stack.enter_context(TcpStoreServer("127.0.0.1", secret=SECRET))
+            told.set("world", server.url.encode())
+        comm = stack.enter_context(member(rank, 3, told.get("world", deadline).decode(), transport="shm"))
+        assert comm.allreduce(1) == 3
+        if rank == 0:
+            time.sleep(0.2)  # the others wait by then
+            os.kill(os.getpid(), signal.SIGSTOP)
+            assert await_failure(comm) is not None
+        text = raised(comm)
+        os.kill(comm.members[0].pid, signal.SIGCONT)
+        return text
+
+
+@pytest.mark.processes
+@linux
+def test_stopped_process_with_the_store_is_lost_on_every_rank() -> None:
+    with meeting_place() as url:
+        results = run_processes(rank_beside_a_stopped_store, 3, url, timeout=2 * SECONDS)
+    for text in results:
+        assert "rank 2 lost rank 0 (" in text
+        assert "its process has been stopped for 0.5 s" in text
+
+
 def rank_that_closes(rank: int, url: str, transport: str) -> float:
     """Rank 1 stops before rank 0 closes, which has sent it a message that it has not read. Returns the seconds that
     closing takes, of 20 allowed."""
@@ -261,14 +292,18 @@ def test_ranks_that_end_one_after_the_other_are_not_lost(tmp_path: Path, transpo
         assert (done.returncode, done.stderr.decode()) == (0, "")
 
 
-def test_dead_process_is_not_lost_if_it_closed_or_the_store_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Unreliable()
+def next_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> NextProcess:
+    """That of rank 0 of three processes, which do not exist."""
+    monkeypatch.setattr(Watch, "add", lambda self, rank, process: setattr(self, "rank", rank))
     members = [groups(3)[0].members[0]] * 3
     members = [dataclasses.replace(member, pid=100 + rank) for rank, member in enumerate(members)]
-    group = dataclasses.replace(groups(3)[0], members=tuple(members))
-    monkeypatch.setattr(Watch, "add", lambda self, rank, process: setattr(self, "rank", rank))
+    return NextProcess(dataclasses.replace(groups(3)[0], members=tuple(members)), store)
+
+
+def test_dead_process_is_not_lost_if_it_closed_or_the_store_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Unreliable()
     monkeypatch.setattr(Watch, "dead", lambda self: [self.rank])
-    candidate = NextProcess(group, store)
+    candidate = next_process(store, monkeypatch)
     assert candidate.exists
     store.down = True
     with pytest.raises(RendezvousError):
@@ -286,6 +321,17 @@ def test_dead_process_is_not_lost_if_it_closed_or_the_store_cannot_tell(monkeypa
     store.set("left/2", b"")
     assert candidate.check() is None
     assert not candidate.exists
+    candidate.close()
+
+
+def test_a_stopped_process_is_lost_where_the_store_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Unreliable()
+    store.down = True
+    monkeypatch.setattr(Watch, "stopped", lambda self: [self.rank])
+    candidate = next_process(store, monkeypatch)
+    lost = candidate.check()
+    assert isinstance(lost, PeerLost)
+    assert lost.peer == 1
     candidate.close()
 
 
