@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -44,10 +45,14 @@ class Work(ABC, Generic[T]):
 
     @staticmethod
     def seconds_of(timeout: float) -> float:
-        """The argument `timeout` of `wait` as a float that calls of the system take. Raises TypeError for no number."""
-        if not isinstance(timeout, NUMBERS):
+        """The argument `timeout` of `wait` as a float that calls of the system take. Raises TypeError for no number,
+        ValueError for NaN."""
+        if isinstance(timeout, bool) or not isinstance(timeout, NUMBERS):
             raise TypeError(f"timeout={timeout!r}: must be a number of seconds, or None")
-        return max(0.0, bounded(timeout))
+        seconds = bounded(timeout)
+        if math.isnan(seconds):
+            raise ValueError("timeout=nan: must be a number of seconds, or None")
+        return max(0.0, seconds)
 
     def cancel(self) -> bool:
         """Take the operation back, which only a receive that has matched no message can be. True if it was: it is over

@@ -361,6 +361,8 @@ def test_timeouts_are_numbers_of_any_kind(two: World, number: Any) -> None:
         work = comm.recv_async(np.empty(1), comm.rank)
         with pytest.raises(TypeError, match=r"timeout='5': .*seconds"):
             work.wait("5")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="timeout=nan"):
+            work.wait(math.nan)
         comm.send_async(np.ones(1), comm.rank).wait(number)
         assert work.wait(number) == 1
 
@@ -541,6 +543,8 @@ def test_waiting_for_a_work_is_bounded(two: World) -> None:
             assert not work.test()
             with pytest.raises(DeadlineExceeded, match="still in flight"):
                 work.wait(0.02)
+            with pytest.raises(ValueError, match="timeout=nan"):
+                work.wait(math.nan)
             late.set()
         assert work.wait() == 2
 
