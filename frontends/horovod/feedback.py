@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias, TypeGuard
 
@@ -39,7 +40,7 @@ class ErrorFeedback:
         self.compressor = compressor
         self.memory = State()
         self._communicator: Communicator | None = None
-        self._parameters: list[object] = []
+        self._owners: dict[str, weakref.ref[Any]] = {}
 
     def __repr__(self) -> str:
         return f"ErrorFeedback({self.compressor})"
@@ -51,16 +52,24 @@ class ErrorFeedback:
         if (prescale, postscale) != (1.0, 1.0):
             raise ValueError(f"compression: {self.compressor} takes no scale factors, and no gradient_predivide_factor")
 
-    def belong_to(self, parameters: Sequence[object]) -> None:
-        """Be the memory of an optimizer, also if it is made anew with some of the same parameters.
+    def belong_to(self, names: Sequence[str], owners: Sequence[Any]) -> None:
+        """Give each name in the memory one owner: the parameter, or the optimizer where parameters are values.
 
-        Raises ValueError if it is that of another one: where their parameters have the same names, each would send what
-        the other has not sent.
+        Raises ValueError, with nothing changed, if a name is that of another owner, which would send what the first one
+        has not sent. The memory of an owner that is gone begins anew.
         """
-        own = {id(parameter) for parameter in self._parameters}
-        if own and own.isdisjoint(map(id, parameters)):
-            raise ValueError(f"compression={self}: remembers what another optimizer has not sent; make one for each")
-        self._parameters = list(parameters)
+        gone = []
+        for name, owner in zip(names, owners, strict=True):
+            known = self._owners.get(name, lambda owner=owner: owner)()
+            if known is None:
+                gone.append(name)
+            elif known is not owner:
+                raise ValueError(
+                    f"compression={self}: remembers what another optimizer has not sent of {name!r}; make one for each"
+                )
+        for name in gone:
+            self.memory.memories.pop(name, None)
+        self._owners.update(zip(names, map(weakref.ref, owners), strict=True))
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
         """Raises TypeError, where an operation takes casts only."""

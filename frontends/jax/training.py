@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import DENSE, MISSING, VALUE, Fact, broadcast_object, check_passes, numberless
+from frontends.horovod import DENSE, MISSING, VALUE, Fact, broadcast_object, check_passes, is_lossy, numberless
 from frontends.jax.compression import AnyCompression, Compression
 from frontends.jax.ops import allreduce_gradients, broadcast_parts, is_sparse
 from frontends.jax.primitive import settle
@@ -105,7 +105,9 @@ def distributed(
         facts = [_fact(path, leaf) for (path, _), leaf in zip(found, leaves, strict=True)]
         given = [leaf for leaf in leaves if leaf is not None]
         scales = prescale_factor, postscale_factor
-        kept = [fact.name for fact in facts if fact.kind != MISSING]
+        kept = [fact.name or "gradient" for fact in facts if fact.kind != MISSING]  # a bare array has no path
+        if is_lossy(compression):
+            compression.belong_to(kept, [update] * len(kept))
         reduced = iter(allreduce_gradients(given, facts, kept, "optax", op, None, *scales, process_set, compression))
         combined = tree.unflatten([None if leaf is None else next(reduced) for leaf in leaves])
         return inner.update(combined, state, params, **extra)  # type: ignore[no-any-return]

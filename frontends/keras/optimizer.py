@@ -202,10 +202,9 @@ class _Settings:
         how = Reduction(self.op, label, self.prescale, self.postscale, self.process_set)
         memory: list[str] = []
         if lossy is not None:
-            if not self.kept:
-                lossy.belong_to(variables)
             for variable in variables:  # numbered on all ranks as the optimizer sees them first
                 self.kept.setdefault(id(variable), f"{label}.{len(self.kept)}")
+            lossy.belong_to([self.kept[id(variable)] for variable in variables], variables)
             memory = [self.kept[id(variables[index])] for index in chosen]
         options = ReductionOptions(how, self.name, facts, memory, lossy)
         for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, options), strict=True):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectives import ProcessSet, global_process_set
+from frontends.horovod import is_lossy
 from frontends.mxnet.compression import AnyCompression, Compression
 from frontends.mxnet.gradients import GradientReduction
 from frontends.mxnet.library import mx
@@ -55,11 +56,17 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         if self._contexts is not None and len(self._contexts) > 1:
             raise ValueError(f"params: are on {self._contexts}; must be on one device, start a rank for each")
+        if is_lossy(compression):
+            compression.belong_to([self._name(index) for index in range(len(self._in_order))], self._in_order)
+
+    def _name(self, index: int) -> str:
+        """The name by which ranks match the gradient of a parameter."""
+        return f"{self._prefix}{index}"
 
     def _allreduce_grads(self) -> None:
         """Called by `step` and `allreduce_grads`."""
         gradients = [
-            (f"{self._prefix}{index}", param.name, None if param.grad_req == "null" else param.list_grad()[0])
+            (self._name(index), param.name, None if param.grad_req == "null" else param.list_grad()[0])
             for index, param in enumerate(self._in_order)
         ]
         # MXNet does not update parameters of stale gradients, or raises: then all ranks must

@@ -10,6 +10,7 @@ operation. docs/tf-distribute.md has examples, and lists what is not shared betw
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,8 +18,16 @@ import numpy as np
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set, is_initialized, local_rank, rank, size
-from frontends.horovod import AnyCompression, Average, Sum, init
-from frontends.tensorflow_ops import Compression, allgather, allreduce, broadcast, grouped_allreduce, no_autograph
+from frontends.horovod import AnyCompression, Average, Reduction, Sum, init, names_of
+from frontends.tensorflow_ops import (
+    Compression,
+    allgather,
+    allreduce,
+    broadcast,
+    grouped_allreduce,
+    no_autograph,
+    reduce_together,
+)
 
 
 class RondeCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
@@ -28,7 +37,8 @@ class RondeCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
                   default, suits code that divides losses by strategy.num_replicas_in_sync or by its own batch size, as
                   Keras does; Sum suits losses divided by the batch size of all ranks. A value that ReduceOp.MEAN has
                   averaged is averaged in either case
-    compression   compression of the data between ranks
+    compression   compression of the data between ranks. What one with a memory has not sent of a list of tensors is
+                  added to the next list of the same shapes: use one such strategy for one model
 
     `reduce` and `batch_reduce` raise HorovodInternalError in eager mode, and in a function
     tf.errors.FailedPreconditionError if the ranks disagree, UnknownError if one is lost. `broadcast` copies a tensor of
@@ -64,12 +74,10 @@ class RondeCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
         """`reduce_implementation` of several values as one operation."""
         own = [self._inside.reduce(reduce_op, value, there, options) for value, there in value_destination_pairs]
         op = Average if reduce_op == tf.distribute.ReduceOp.MEAN else self._op
-        combined = grouped_allreduce(
-            [value.values[0] if isinstance(value, tf.distribute.DistributedValues) else value for value in own],
-            op=op,
-            compression=self._compression,
-            process_set=self._process_set,
-        )
+        given = [value.values[0] if isinstance(value, tf.distribute.DistributedValues) else value for value in own]
+        forms = repr([(str(value.shape), value.dtype.name) for value in given])
+        kept = names_of(f"{zlib.crc32(forms.encode()):08x}", len(given))  # TensorFlow does not tell whose they are
+        combined = reduce_together(given, Reduction(op, None, 1.0, 1.0, self._process_set), self._compression, kept)
         pairs = zip(combined, value_destination_pairs, strict=True)
         return [self.broadcast(value, there) for value, (_, there) in pairs]
 
@@ -86,7 +94,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
     values of rank 0.
 
     devices       devices of this rank, by default one: a GPU by its rank on the host, or the CPU
-    compression   compression of the gradients between ranks
+    compression   compression of the gradients between ranks, as in RondeCrossDeviceOps
 
     Calls `init` if that has not been done. Raises RuntimeError if TensorFlow has used several GPUs before and `devices`
     is None. The operations raise the errors of RondeCrossDeviceOps.

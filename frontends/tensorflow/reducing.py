@@ -103,6 +103,10 @@ class Reducer:
             facts.append(Fact(known[index], known[index], "", kind))
         if not sources:
             return results
+        if is_lossy(self._compression):
+            owners = {f"{self._name}/{names[index]}": _inner(sources[index]) for index in combined}
+            lasting = {name: owner for name, owner in owners.items() if isinstance(owner, tf.Variable)}
+            self._compression.belong_to(list(lasting), list(lasting.values()))
         with ops.agreement(self._name, facts, self._process_set):
             return self._reduced(results, combined, names, sources)
 
@@ -191,8 +195,7 @@ def _plain_name(source: Any) -> str:
 
 def _created(source: Any) -> int | None:
     """Return a number that is greater for sources created later; None if TensorFlow keeps none."""
-    inner = getattr(source, "value", source)
-    inner = source if callable(inner) else inner
+    inner = _inner(source)
     number = getattr(inner, "_id", None)  # of an eager tensor
     if isinstance(number, int):
         return number
@@ -203,6 +206,11 @@ def _created(source: Any) -> int | None:
 
 def _key(source: Any) -> Any:
     """Return a key for a variable that is the same for a Keras variable and the TensorFlow variable in it."""
-    inner = getattr(source, "value", source)
-    inner = source if callable(inner) else inner
+    inner = _inner(source)
     return inner.ref() if hasattr(inner, "ref") else id(inner)
+
+
+def _inner(source: Any) -> Any:
+    """Return the TensorFlow variable in a Keras variable; another source itself."""
+    inner = getattr(source, "value", source)
+    return source if callable(inner) else inner

@@ -121,7 +121,7 @@ class GradientReduction:
         self._hooks = Hooks(self._on_gradients)
         given_groups(dict(zip(roster.parameters, roster.names, strict=True)), self._wanted)
         if self._feedback is not None:
-            self._feedback.belong_to(roster.parameters)
+            self._feedback.belong_to(roster.names, roster.parameters)
         self._take_parameters()
         self._watch()
 

@@ -500,7 +500,8 @@ def with_loss() -> None:
             optimizer.apply(gradients, [one, other])
             assert not keras.ops.convert_to_numpy(other).any()
     second = optimizer_with(hvd, compression=compression)
-    raises(ValueError, "one for each", second.apply, [keras.ops.zeros(2000)], [keras.Variable(nothing)])
+    others = [keras.Variable(nothing) for _ in range(2)]
+    raises(ValueError, "one for each", second.apply, [keras.ops.zeros(2000)] * 2, others)
     found = hvd.allreduce(value * (1 + rank), name="value", compression=hvd.Compression.int8())
     np.testing.assert_allclose(found, value * (size + 1) / 2, atol=0.03)
     raises(ValueError, "gradient_predivide_factor", optimizer_with, hvd, gradient_predivide_factor=2.0)

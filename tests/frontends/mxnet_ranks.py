@@ -348,11 +348,12 @@ def trainers(hvd: Any, mx: Any) -> None:
             learn(mx, net, trainer, mine, ROWS // size)
             compare(hvd, net, expected, atol)
     net = network(mx, seed=0)
-    trainer = hvd.DistributedTrainer(
-        net.collect_params(), "sgd", {"learning_rate": 0.2}, compression=hvd.Compression.topk(0.5)
-    )
+    compression = hvd.Compression.topk(0.5)
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.2}, compression=compression)
     learn(mx, net, trainer, mine, ROWS // size)
     compare(hvd, net, values(net))
+    with pytest.raises(ValueError, match=r"compression=.*one for each"):
+        hvd.DistributedTrainer(network(mx, seed=1).collect_params(), "sgd", compression=compression)
     # after allreduce_grads the gradients are the averages
     for parameter in net.collect_params().values():
         parameter.grad()[:] = rank + 1

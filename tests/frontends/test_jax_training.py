@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import sys
 from collections.abc import Callable
@@ -196,6 +197,28 @@ def missing(rank: int, size: int) -> None:
 
 def test_a_memory_belongs_to_its_parameter(pool: Pools) -> None:
     pool(2).run(in_world, missing)
+
+
+def two_optimizers(rank: int, size: int) -> None:
+    """Two optimizers do not share a memory, and one may take the place of another."""
+    compression = hvd.Compression.topk(0.01)
+    nothing, something = jnp.zeros(2000), jnp.linspace(1.0, 2.0, 2000)
+    first, second = (
+        hvd.distributed(optax.sgd(1.0), compression=compression, backward_passes_per_step=passes) for passes in (1, 2)
+    )
+    first.update(something, first.init(nothing))
+    for update in (second.update, jax.jit(second.update)):
+        with pytest.raises(ValueError, match=r"compression=.*one for each"):
+            update(nothing, second.init(nothing))
+    del first, second, update
+    gc.collect()
+    third = hvd.distributed(optax.sgd(1.0), compression=compression)
+    updates, _ = third.update(nothing, third.init(nothing))
+    assert not np.asarray(updates).any()
+
+
+def test_one_memory_serves_one_optimizer(pool: Pools) -> None:
+    pool(2).run(in_world, two_optimizers)
 
 
 def test_the_example_of_vmap(pool: Pools) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,29 @@ def missing(rank: int, size: int) -> None:
 
 def test_a_memory_belongs_to_its_variable(pool: Pools) -> None:
     pool(2).run(in_world, missing)
+
+
+def sharing(rank: int, size: int) -> None:
+    """Variables of one name do not share a memory, and one that is gone leaves nothing to the next."""
+    compression = hvd.Compression.topk(0.01)
+
+    def combined(variable: Any, factor: float) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * tf.linspace(1.0, 2.0, 2000)) * factor
+        return hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, variable)
+
+    one, other = (tf.Variable(tf.zeros(2000)) for _ in range(2))
+    for run in (combined, tf.function(combined)):
+        run(one, 1.0)
+        with pytest.raises(ValueError, match=r"compression=.*one for each"):
+            run(other, 0.0)
+    del one, run
+    gc.collect()
+    assert not tf.math.count_nonzero(combined(other, 0.0))
+
+
+def test_one_memory_serves_one_model(pool: Pools) -> None:
+    pool(2).run(in_world, sharing)
 
 
 def functions(rank: int, size: int) -> None:

@@ -144,6 +144,9 @@ def operations(devices: int) -> None:
     combined = RondeCrossDeviceOps(op=hvd.Sum).reduce(sum_, slices, "/cpu:0")
     (own,) = mirrored.experimental_local_results(combined)
     assert tf.convert_to_tensor(own).numpy().tolist() == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
+    compressed = RondeCrossDeviceOps(op=hvd.Sum, compression=hvd.Compression.topk(0.01))
+    for count in (2000, 3000):  # each list of shapes has a memory
+        compressed.reduce(sum_, tf.linspace(1.0, 2.0, count), "/cpu:0")
     with pytest.raises(ValueError, match="op='min'"):
         RondeCrossDeviceOps(op=hvd.Min)
     hvd.shutdown()
