@@ -14,7 +14,7 @@ from collectives.elastic.snapshot import NOTHING_FIXED, Arrays, Snapshot
 from collectives.elastic.transfer import give
 from collectives.world_communicator import is_initialized, world
 from transports.base import runs
-from transports.errors import MismatchError, TransportError
+from transports.errors import MismatchError, TransportError, described
 
 T = TypeVar("T")
 
@@ -128,11 +128,11 @@ class State:
         commit have different arrays, most of them are right: the others raise MismatchError and close, and the right
         ones raise AbortedError that names them, after which they may regroup (see `strict`).
 
-        Raises the errors of a communicator. If all ranks that had a commit are lost, the newcomers begin anew.
+        Raises the errors of a communicator, and on every rank an error if the values of one cannot be copied. If all
+        ranks that had a commit are lost, the newcomers begin anew.
         """
         comm = world()
-        self._saved = self._snapshot()
-        commits = comm.allgather_object(self._commits)
+        commits = self._copied(comm)
         newest = max(commits)
         holders = [rank for rank in range(comm.size) if commits[rank] == newest] if newest else [0]
         if len(holders) > 1:
@@ -149,6 +149,21 @@ class State:
         self._saved, self._commits = saved, max(newest, 1)
         if not has:
             self.write(saved.value(self.library(), self.fixed()))
+
+    def _copied(self, comm: Communicator) -> list[int]:
+        """Copy the values. Returns the numbers of commits of all ranks. Collective."""
+        failure: Exception | None = None
+        try:
+            self._saved = self._snapshot()
+        except Exception as error:  # noqa: BLE001 - raised below, when the others know
+            failure = error
+        found = comm.allgather_object((self._commits, None if failure is None else described(failure)))
+        if failure is not None:
+            raise failure
+        for rank, (_, text) in enumerate(found):
+            if text is not None:
+                raise RuntimeError(f"the state of rank {rank} cannot be copied: {text}")
+        return [commits for commits, _ in found]
 
     def _snapshot(self) -> Snapshot:
         values, fixed = self.read(), self.fixed()

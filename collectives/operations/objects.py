@@ -19,7 +19,7 @@ from collectives.operations.job import FunctionJob, Job
 from collectives.operations.shapes import Shapes, agree_on_parts
 from collectives.operations.signature import Signature
 from collectives.planning import Call
-from transports.errors import TransportError
+from transports.errors import TransportError, described
 
 _BYTE = np.dtype(np.uint8)
 _PROTOCOL: Final = 5
@@ -219,8 +219,8 @@ def encode(obj: Any, name: str, pickler: Pickler | None = None) -> memoryview:
         if pickler is not None:
             return memoryview(pickler.dumps(obj)).cast("B")
         data = pickle.dumps(obj, _PROTOCOL, buffer_callback=buffers.append)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise TypeError(f"{name}: a {type_name(obj)} that cannot be pickled: {error}") from error
+    except Exception as error:
+        raise TypeError(f"{name}: a {type_name(obj)} that cannot be pickled: {described(error)}") from error
     if not buffers:
         return memoryview(data)
     parts = [memoryview(data), *(buffer.raw() for buffer in buffers)]

@@ -8,17 +8,19 @@ import math
 import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import collectives
-from collectives import ProcessSet, global_process_set, is_initialized
+from collectives import ProcessSet, Work, global_process_set, is_initialized
 from frontends.horovod.errors import as_horovod
 from frontends.horovod.names import communicator_of, full_name, naming, reset_numbers, root_in
+from transports.errors import described
 
 __all__ = [
     "allgather_object",
     "average_metrics",
     "barrier",
+    "broadcast_made",
     "broadcast_object",
     "init",
     "is_homogeneous",
@@ -131,23 +133,67 @@ def broadcast_object(
 ) -> Any:
     """Return the object of `root_rank`, a rank of the world, on all ranks; on that rank, `obj` itself.
 
-    Raises ValueError if `root_rank` is not in the process set, HorovodInternalError if a rank is lost.
+    Raises ValueError if `root_rank` is not in the process set, TypeError on every rank if its object cannot be pickled,
+    HorovodInternalError if a rank is lost.
     """
+    return broadcast_made(lambda: obj, root_rank, name, process_set)
+
+
+def broadcast_made(make: Callable[[], Any], root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
+    """`broadcast_object` of the object that `make` returns on the root. Raises its error on every rank."""
     comm, root = communicator_of(process_set), root_in(process_set, root_rank)
+    obj = _tried(make, root_rank) if comm.rank == root else None
     with as_horovod():
         with naming(comm, "broadcast_object", name) as label:
-            work = comm.broadcast_object_async(obj, root, name=label)
+            work = _begun(lambda obj: comm.broadcast_object_async(obj, root, name=label), obj, root_rank)
         found = work.wait()
-    return obj if comm.rank == root else found
+    if isinstance(found, _Failure):
+        found.throw()
+    return found
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return the objects of all ranks, in rank order. Raises HorovodInternalError if a rank is lost."""
+    """Return the objects of all ranks, in rank order. Raises TypeError on every rank if one cannot be pickled,
+    HorovodInternalError if a rank is lost."""
     comm = communicator_of(process_set)
     with as_horovod():
         with naming(comm, "allgather_object", name) as label:
-            work = comm.allgather_object_async(obj, name=label)
-        return list(work.wait())
+            work = _begun(lambda obj: comm.allgather_object_async(obj, name=label), obj, collectives.rank())
+        found = list(work.wait())
+    for one in found:
+        if isinstance(one, _Failure):
+            one.throw()
+    return found
+
+
+class _Failure:
+    """Sent in place of an object that its rank does not have. All ranks raise its error."""
+
+    def __init__(self, error: Exception, rank: int) -> None:
+        self._kind = next((kind for kind in (TypeError, ValueError) if isinstance(error, kind)), RuntimeError)
+        self._text = f"{described(error) if self._kind is RuntimeError else error} (on rank {rank})"
+        self._cause: Exception | None = error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_cause": None}  # it may refer to what cannot be pickled
+
+    def throw(self) -> NoReturn:
+        raise self._kind(self._text) from self._cause
+
+
+def _tried(make: Callable[[], Any], rank: int) -> Any:
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 - all ranks raise it
+        return _Failure(error, rank)
+
+
+def _begun(begin: Callable[[Any], Work[Any]], obj: Any, rank: int) -> Work[Any]:
+    """Begin an operation on an object, or on a failure if the object cannot be pickled."""
+    try:
+        return begin(obj)
+    except TypeError as error:
+        return begin(_Failure(error, rank))
 
 
 def average_metrics(

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import VALUE, Fact, agree, as_horovod, broadcast_object, communicator_of, root_in
+from frontends.horovod import VALUE, Fact, agree, as_horovod, broadcast_made, communicator_of, root_in
 from frontends.torch import ops
 from frontends.torch.parameters import compare_order
 
@@ -54,21 +54,24 @@ def broadcast_optimizer_state(
     """Give the optimizers of all ranks state and options of `root_rank`'s optimizer, also before its first step.
 
     Works for every optimizer whose `load_state_dict` accepts its `state_dict`. The ranks list parameters in the same
-    order; if their values show that they do not, all ranks raise ValueError. `model` is accepted for Horovod's sake and
-    ignored.
+    order; if their values show that they do not, all ranks raise ValueError. They also raise the error of a state that
+    the root cannot give. `model` is accepted for Horovod's sake and ignored.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer: must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     compare_order(own, [str(index) for index in range(len(own))], process_set)
-    state = optimizer.state_dict() if _is_root(root_rank, process_set) else None
     tensors: list[torch.Tensor] = []
-    outline = broadcast_object(_outline(state, tensors), root_rank, "optimizer.outline", process_set)
-    if state is None:
-        state = _fill(outline, tensors)
+
+    def make() -> Any:
+        return _outline(optimizer.state_dict(), tensors)
+
+    outline = broadcast_made(make, root_rank, "optimizer.outline", process_set)
+    is_root = process_set.rank() == root_in(process_set, root_rank)
+    state = None if is_root else _fill(outline, tensors)
     for index, tensor in enumerate(tensors):
         ops.broadcast_(tensor, root_rank, f"optimizer.{index}", process_set)
-    if not _is_root(root_rank, process_set):
+    if not is_root:
         optimizer.load_state_dict(state)
 
 
@@ -105,7 +108,3 @@ def _fill(outline: Any, tensors: list[torch.Tensor]) -> Any:
     if type(outline) in _CONTAINERS:
         return type(outline)(_fill(part, tensors) for part in outline)
     return outline
-
-
-def _is_root(root_rank: int, process_set: ProcessSet) -> bool:
-    return process_set.rank() == root_in(process_set, root_rank)

@@ -22,6 +22,7 @@ from frontends.horovod import (
     UnsupportedOpError,
     VariablesState,
     allgather_object,
+    broadcast_made,
     broadcast_object,
     check_passes,
     predivided,
@@ -131,8 +132,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: ARRAYS.grouped_reducescatter([ONE, np.float64(1)], how(Sum)),
         lambda: ARRAYS.grouped_reducescatter([ONE, ONE], how(Sum)),
     ),
-    "allgather_object": (lambda: allgather_object(LOCKED), lambda: allgather_object(1)),
-    "broadcast_object": (lambda: broadcast_object(LOCKED), lambda: broadcast_object(1)),
 }
 """Calls without a name that are refused, and others of their kind."""
 
@@ -152,6 +151,41 @@ def test_a_call_that_is_refused_on_one_rank_is_not_counted(kind: str) -> None:
 
     with world_of("local", 2, timeout=10.0) as world:
         world.run(calls)
+
+
+class Odd:
+    """Its pickling raises an error that is not pickle's."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("odd")
+
+
+@pytest.mark.parametrize("name", [None, "state"])
+@pytest.mark.parametrize("bad", [LOCKED, Odd(), [lambda: None]])
+def test_an_object_that_cannot_be_pickled_is_an_error_of_all_ranks(bad: Any, name: str | None) -> None:
+    def calls(comm: Any) -> None:
+        own = bad if comm.rank == 1 else comm.rank
+        for function in (lambda obj: broadcast_object(obj, 1, name), lambda obj: allgather_object(obj, name)):
+            with pytest.raises(TypeError, match=r"obj: .*cannot be pickled.*rank 1"):
+                function(own)
+            assert function(comm.rank) in (1, [0, 1])
+
+    with world_of("local", 2, timeout=10.0) as world:
+        world.run(calls)
+
+
+def test_the_error_of_the_root_is_one_of_all_ranks() -> None:
+    def make() -> Any:
+        raise KeyError("momentum")
+
+    def calls(comm: Any) -> Any:
+        with pytest.raises(RuntimeError, match=r"KeyError: 'momentum' \(on rank 0\)") as caught:
+            broadcast_made(make, 0, None, WORLD)
+        return caught.value.__cause__
+
+    with world_of("local", 2, timeout=10.0) as world:
+        first, second = world.run(calls)
+    assert (type(first), second) == (KeyError, None)
 
 
 def calls(texts: list[str]) -> list[Any]:

@@ -309,6 +309,22 @@ def test_an_older_optimizer_of_the_same_parameters_is_named(world: World) -> Non
     world.run(refused)
 
 
+def test_a_state_that_the_root_cannot_give_is_an_error_of_all_ranks(world: World) -> None:
+    def refused(comm: Any) -> None:
+        one = torch.nn.Parameter(torch.ones(2))
+        odd, broken, good = (torch.optim.SGD([one], lr=1.0 + comm.rank) for _ in range(3))
+        odd.state[one]["odd"] = lambda: None
+        broken.register_state_dict_pre_hook(lambda _: {}["gone"])
+        with pytest.raises(TypeError, match=r"cannot be pickled.*rank 1"):
+            hvd.broadcast_optimizer_state(odd, 1)
+        with pytest.raises(RuntimeError, match=r"KeyError.*rank 1"):
+            hvd.broadcast_optimizer_state(broken, 1)
+        hvd.broadcast_optimizer_state(good, 1)
+        assert good.param_groups[0]["lr"] == 2.0
+
+    world.run(refused)
+
+
 def test_wrong_arguments_are_named_before_anything_is_reduced(world: World) -> None:
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (TypeError, "optimizer: .*Linear", {"optimizer": torch.nn.Linear(1, 1)}),

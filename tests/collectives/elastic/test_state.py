@@ -126,6 +126,25 @@ def test_before_the_first_commit_all_get_the_values_of_rank_0(
         world.run(rank)
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_values_of_one_rank_that_cannot_be_copied_are_an_error_of_all(bad: int) -> None:
+    def rank(comm: Communicator) -> None:
+        state = State(step=comm.rank)
+        if comm.rank == bad:
+            state.step = threading.Lock()
+            with pytest.raises(TypeError, match=r"step: a .*cannot be pickled"):
+                state.sync()
+        else:
+            with pytest.raises(RuntimeError, match=rf"rank {bad} .*step: a .*cannot be pickled"):
+                state.sync()
+        state.step = 3 + comm.rank
+        state.sync()
+        assert state.step == 3
+
+    with world_of("local", 2) as world:
+        world.run(rank)
+
+
 @pytest.mark.parametrize("behind", [{0}, {1, 3}, {0, 1, 2}])
 def test_ranks_that_are_behind_get_the_latest_commit_from_all_that_have_it(
     behind: set[int], monkeypatch: pytest.MonkeyPatch
