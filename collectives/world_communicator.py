@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
+from collectives.arrays import type_name
 from collectives.communicator import Communicator
 from collectives.operations import check_timeout
 from transports import forking
@@ -85,7 +86,11 @@ def world_scope(communicator: Communicator) -> Iterator[Communicator]:
     """Make `communicator` the world of this thread, and of coroutines started here, inside a `with` statement.
 
     communicator  the world of one of several ranks that share this process
+
+    Raises TypeError for another object.
     """
+    if not isinstance(communicator, Communicator):
+        raise TypeError(f"communicator={communicator!r:.60}: must be a Communicator, not {type_name(communicator)}")
     token = _thread_world.set(communicator)
     try:
         yield communicator

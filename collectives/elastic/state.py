@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
 from collectives.arrays import type_name
@@ -96,7 +96,11 @@ class State:
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
         """Add functions to call after the ranks have changed, for example to adapt the learning rate."""
-        self._callbacks.extend(callbacks)
+        given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        for callback in given:
+            if not callable(callback):
+                raise TypeError(f"callbacks={callbacks!r:.60}: must be a list of functions, not {type_name(callback)}")
+        self._callbacks.extend(given)
 
     def on_reset(self) -> None:
         """Called after the ranks have changed: `reset`, then the registered callbacks."""
@@ -202,8 +206,13 @@ def recovering(*failures: type[Exception]) -> Callable[[Callable[..., T]], Calla
     """
 
     def run(func: Callable[..., T]) -> Callable[..., T]:
+        if not callable(func):
+            raise TypeError(f"func={func!r:.60}: must be a function of a state, not {type_name(func)}")
+
         @functools.wraps(func)
         def call(state: State, *args: Any, **kwargs: Any) -> T:
+            if not isinstance(state, State):
+                raise TypeError(f"state={state!r:.60}: must be a State, not {type_name(state)}")
             changed = False
             while True:
                 lost = False

@@ -111,6 +111,12 @@ def check_list(xs: Any, name: str, of: str) -> None:
         raise TypeError(f"{name}={xs!r}: must be a list of {of}, not {type_name(xs)}")
 
 
+def check_callback(callback: Any) -> None:
+    """Raise TypeError, naming the argument, unless it can be called."""
+    if not callable(callback):
+        raise TypeError(f"callback={callback!r:.60}: must be a function of a Work, not {type_name(callback)}")
+
+
 def check_pickler(pickler: Any) -> None:
     """Raise TypeError, naming the argument, unless it is None or can pickle and unpickle."""
     if pickler is not None and not (hasattr(pickler, "dumps") and hasattr(pickler, "loads")):

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from collectives.jit import JobRing
+from collectives.operations.arguments import check_callback
 from collectives.operations.planned_call import PlainJob
 from collectives.operations.work import Work
 from transports import forking
@@ -76,6 +77,7 @@ class RingWork(Work[Any]):
         return self._ended(self.number, int(1e9 * seconds)) or self._is_inherited()
 
     def add_done_callback(self, callback: Callable[[Work[Any]], object]) -> None:
+        check_callback(callback)
         self._callbacks.append(callback)
         if not self._over():
             self._progress.ring.call(1)

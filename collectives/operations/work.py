@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from collectives.numeric import NUMBERS
-from collectives.operations.arguments import bounded
+from collectives.operations.arguments import bounded, check_callback
 from transports import forking
 from transports.errors import DeadlineExceeded, ForkedError
 
@@ -69,8 +69,10 @@ class Work(ABC, Generic[T]):
         """Call `callback(self)` once the operation is over, at once if it is.
 
         It is called by the thread that ends the operation, whose next operation waits for it: it must not wait for
-        another Work. (A thread of its own waits for a send or recv with a callback.) Its errors are logged.
+        another Work. (A thread of its own waits for a send or recv with a callback.) Its errors are logged. Raises
+        TypeError for what cannot be called.
         """
+        check_callback(callback)
         self._callbacks.append(callback)
         if self._over():
             self.call_back()

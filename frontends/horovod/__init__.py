@@ -6,6 +6,7 @@ errors must stay those of Horovod 0.28. Each module lists its names for the fron
 """
 
 from frontends.horovod.agreement import *  # noqa: F403
+from frontends.horovod.arguments import *  # noqa: F403
 from frontends.horovod.basics import *  # noqa: F403
 from frontends.horovod.calls import *  # noqa: F403
 from frontends.horovod.compression import *  # noqa: F403

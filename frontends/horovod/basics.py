@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import collectives
 from collectives import ProcessSet, Work, global_process_set, is_initialized
+from frontends.horovod.arguments import listed
 from frontends.horovod.errors import as_horovod
 from frontends.horovod.names import communicator_of, full_name, naming, reset_numbers, root_in
 from transports.errors import described
@@ -45,9 +46,13 @@ def start(
     """
     if comm is not None:
         raise ValueError(f"comm={comm!r}: must be None; use process_sets for groups of ranks")
+    if isinstance(process_sets, str):
+        if process_sets != "dynamic":
+            raise ValueError(f"process_sets={process_sets!r}: must be sets, None or 'dynamic'")
+        process_sets = None
+    sets = [] if process_sets is None else listed(process_sets, "process_sets", "process sets")
     if is_initialized():
         return
-    sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
     _check_distinct(sets)
     resources = contextlib.ExitStack()
     atexit.register(resources.close)  # before `init` registers the world's end: what is registered first runs last

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from collectives import Communicator, OpName, ProcessSet, Work
 from frontends.horovod.agreement import Fact
+from frontends.horovod.arguments import check_name, check_number, check_process_set
 from frontends.horovod.feedback import numbered
 from frontends.horovod.names import root_in
 from frontends.horovod.ops import Average, scale_options
@@ -45,12 +46,9 @@ class Call:
     facts: tuple[Fact, ...] = ()
 
     def __post_init__(self) -> None:
+        check_name(self.name)
         for argument in ("prescale", "postscale"):  # NumPy's numbers have no text
-            value = getattr(self, argument)
-            try:
-                object.__setattr__(self, argument, float(value))
-            except (TypeError, ValueError, OverflowError) as error:
-                raise TypeError(f"{argument}_factor={value!r}: must be a number") from error
+            object.__setattr__(self, argument, check_number(getattr(self, argument), f"{argument}_factor"))
 
     @property
     def process_set(self) -> ProcessSet:
@@ -102,8 +100,7 @@ class Call:
 
 def set_ranks(process_set: ProcessSet) -> tuple[int, ...] | None:
     """Return the `ranks` of a Call for a process set. Raises TypeError for another object."""
-    if not isinstance(process_set, ProcessSet):
-        raise TypeError(f"process_set={process_set!r}: must be a ProcessSet")
+    check_process_set(process_set)
     return None if process_set == ProcessSet() else tuple(process_set.ranks or ())
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from collectives import Communicator, OpName, ProcessSet
 from collectives.arrays import check_op
+from frontends.horovod.arguments import listed
 from frontends.horovod.errors import as_horovod
 from frontends.horovod.feedback import ErrorFeedback
 from frontends.horovod.handles import Handle, Handles
@@ -109,7 +110,7 @@ class Library:
 
     def grouped_allgather(self, tensors: Sequence[Any], name: str | None, process_set: ProcessSet) -> Handle:
         """`allgather` of several tensors as one operation; its result is a list."""
-        comm, given = communicator_of(process_set), list(tensors)
+        comm, given = communicator_of(process_set), listed(tensors)
         sources = [self.as_array(tensor, f"tensors[{index}]") for index, tensor in enumerate(given)]
 
         def begin(label: str) -> Any:
@@ -141,8 +142,8 @@ class Library:
         finish   makes the result of the received tensor and an array with the number of rows from each rank
         """
         comm = communicator_of(process_set)
-        rows = rows_for(tensor.shape, splits, comm.size)  # always given: ranks may have different numbers of rows
         source = self.as_array(tensor, "tensor")
+        rows = rows_for(source.shape, splits, comm.size)  # always given: ranks may have different numbers of rows
 
         def begin(label: str) -> Any:
             return comm.alltoall_async(source, rows, return_splits=True, name=label)
@@ -166,7 +167,7 @@ class Library:
     def grouped_reducescatter(self, tensors: Sequence[Any], how: Reduction) -> Handles:
         """`reducescatter` of several tensors; the result is a list."""
         comm = communicator_of(how.process_set)
-        named = {f"tensors[{index}]": tensor for index, tensor in enumerate(tensors)}
+        named = {f"tensors[{index}]": tensor for index, tensor in enumerate(listed(tensors))}
         check_linear(how.op, "reducescatter")
         for argument, tensor in named.items():  # before any of them begins
             source = self.as_array(tensor, argument)
@@ -190,7 +191,8 @@ class Library:
 
     def _lists(self, tensors: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[list[Any], list[Any], list[Any]]:
         """Return the outputs, the arrays of the tensors, and those of the outputs."""
-        pairs = zip(tensors, [None] * len(tensors) if outputs is None else outputs, strict=True)
+        given = listed(tensors)
+        pairs = zip(given, [None] * len(given) if outputs is None else outputs, strict=True)
         found = [self._arrays(*pair, f"tensors[{index}]") for index, pair in enumerate(pairs)]
         return [one for one, _, _ in found], [source for _, source, _ in found], [target for _, _, target in found]
 

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from collectives import Communicator, ProcessSet, rank, world
 from collectives.membership import is_elastic
+from frontends.horovod.arguments import check_process_set, check_root
 
 __all__ = ["alone_in", "communicator_of", "full_name", "naming", "ranks_may_change", "reset_numbers", "root_in"]
 
@@ -82,8 +83,7 @@ def communicator_of(process_set: ProcessSet) -> Communicator:
 
 
 def _ranks_of(process_set: ProcessSet) -> list[int]:
-    if not isinstance(process_set, ProcessSet):
-        raise TypeError(f"process_set={process_set!r}: must be a ProcessSet")
+    check_process_set(process_set)
     return process_set.ranks or []
 
 
@@ -107,6 +107,7 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
     """Translate a rank of the world into its rank in the process set. Raises ValueError if it is not a member,
     TypeError for another object than a process set."""
     ranks = _ranks_of(process_set)
+    root_rank = check_root(root_rank)
     if root_rank not in ranks:
         raise ValueError(f"root_rank={root_rank!r}: must be a rank of the process set, one of {ranks}")
     return ranks.index(root_rank)

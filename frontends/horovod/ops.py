@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from collectives import OpName
 from collectives.arrays import ALIASES
+from frontends.horovod.arguments import check_number
 from frontends.horovod.errors import UnsupportedOpError
 
 __all__ = [
@@ -62,18 +63,21 @@ def check_passes(number: int) -> None:
 
 
 def scale_options(prescale: float, postscale: float) -> dict[str, Any]:
-    """Return the scale factors as keyword arguments of a Communicator method; None for a factor of 1."""
+    """Return the scale factors as keyword arguments of a Communicator method; None for a factor of 1. Raises TypeError
+    for what is no number."""
     return {
-        "prescale": None if prescale == 1.0 else prescale,
-        "postscale": None if postscale == 1.0 else postscale,
+        "prescale": None if prescale == 1.0 else check_number(prescale, "prescale_factor"),
+        "postscale": None if postscale == 1.0 else check_number(postscale, "postscale_factor"),
     }
 
 
 def predivided(op: OpName, factor: float) -> tuple[float, float]:
     """Return the factors before and after the reduction for Horovod's `gradient_predivide_factor`.
 
-    Raises ValueError if the factor is not a finite number above 0, or not 1 and `op` is not Average.
+    Raises TypeError if the factor is no number, ValueError if it is not finite and above 0, or not 1 and `op` is not
+    Average.
     """
+    check_number(factor, "gradient_predivide_factor")
     if not 0 < factor < math.inf:
         raise ValueError(f"gradient_predivide_factor={factor!r}: must be a finite number above 0")
     if op == Average:

@@ -21,6 +21,7 @@ from jax.experimental import sparse
 import collectives
 from collectives import OpName, ProcessSet, global_process_set
 from collectives.arrays import check_op
+from collectives.operations import check_list
 from frontends.horovod import (
     VALUE,
     Fact,
@@ -28,6 +29,7 @@ from frontends.horovod import (
     choose_op,
     communicator_of,
     is_lossy,
+    listed,
     names_of,
     number_of,
     root_in,
@@ -91,7 +93,7 @@ def grouped_allreduce(
     compression: AnyCompression = Compression.none,
 ) -> list[Any]:
     """`allreduce` of a sequence; returns a list."""
-    return allreduce(list(tensors), op, name, prescale_factor, postscale_factor, process_set, compression)  # type: ignore[no-any-return]
+    return allreduce(listed(tensors), op, name, prescale_factor, postscale_factor, process_set, compression)  # type: ignore[no-any-return]
 
 
 def allreduce_gradients(
@@ -199,6 +201,7 @@ def alltoall(
     arrays, tree = _arrays(x, "has no axis to split; it must have at least one dimension")
     table = None
     if splits is not None:
+        check_list(splits, "splits", "rows of ints")
         table = tuple(_counts(row, comm.size, f"splits[{index}]") for index, row in enumerate(splits))
         if len(table) != comm.size:
             raise ValueError(f"splits: has {len(table)} rows, must have {comm.size}, one for each rank")
@@ -256,7 +259,7 @@ def _broadcast(process_set: ProcessSet, root_rank: int, name: str | None) -> Req
 def _reduced(
     request: Request, arrays: list[jax.Array], compression: AnyCompression, memory: Sequence[str] | None = None
 ) -> list[jax.Array]:
-    if request.kind == "allreduce" and is_lossy(compression):
+    if is_lossy(compression) and request.kind == "allreduce":
         compression.check(request.op, request.prescale, request.postscale)
         for array in arrays:
             check_op(request.op, np.dtype(array.dtype))

@@ -9,7 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import DENSE, MISSING, VALUE, Fact, broadcast_object, check_passes, is_lossy, numberless
+from collectives.arrays import type_name
+from frontends.horovod import (
+    DENSE,
+    MISSING,
+    VALUE,
+    Fact,
+    broadcast_object,
+    check_number,
+    check_passes,
+    check_process_set,
+    choose_op,
+    is_lossy,
+    numberless,
+    root_in,
+)
 from frontends.jax.compression import AnyCompression, Compression
 from frontends.jax.ops import allreduce_gradients, broadcast_parts, is_sparse
 from frontends.jax.primitive import settle
@@ -25,6 +39,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     leaves that are not arrays are returned unchanged. JAX arrays are immutable: use the returned tree. Raises
     ValueError for a bad root; JaxRuntimeError on every rank if the trees differ in keys, shape or type.
     """
+    root_in(process_set, root_rank)
     named, tree = jax.tree_util.tree_flatten_with_path(params)
     leaves = [leaf for _, leaf in named]
     objects = [index for index, leaf in enumerate(leaves) if _is_object(leaf)]
@@ -96,7 +111,18 @@ def distributed(
     """
     import optax
 
+    if not isinstance(optimizer, optax.GradientTransformation):
+        text = f"must be an optimizer of optax, such as optax.sgd(0.1), not {type_name(optimizer)}"
+        raise TypeError(f"optimizer={optimizer!r:.60}: {text}")
+    op = choose_op(op)
     check_passes(backward_passes_per_step)
+    check_process_set(process_set)
+    scales = (
+        check_number(prescale_factor, "prescale_factor"),
+        check_number(postscale_factor, "postscale_factor"),
+    )
+    if is_lossy(compression):
+        compression.check(op, *scales)
     inner = optax.with_extra_args_support(optimizer)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -104,7 +130,6 @@ def distributed(
         leaves = [leaf.todense() if is_sparse(leaf) else leaf for _, leaf in found]
         facts = [_fact(path, leaf) for (path, _), leaf in zip(found, leaves, strict=True)]
         given = [leaf for leaf in leaves if leaf is not None]
-        scales = prescale_factor, postscale_factor
         kept = [fact.name or "gradient" for fact in facts if fact.kind != MISSING]  # a bare array has no path
         if is_lossy(compression):
             compression.belong_to(kept, [update] * len(kept))

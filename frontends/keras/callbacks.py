@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from collectives import ProcessSet, global_process_set, rank, size
-from frontends.horovod import Min, average_metrics
+from frontends.horovod import Min, average_metrics, check_number, check_process_set, check_root
 from frontends.keras.backends import chosen
 from frontends.keras.library import Callback, ModelCheckpoint, library, optimizer_variables
 from frontends.keras.values import allreduce, broadcast_variables
@@ -31,7 +31,8 @@ class BroadcastGlobalVariablesCallback(Callback):  # type: ignore[misc]
         process_set: ProcessSet = global_process_set,
     ) -> None:
         super().__init__()
-        self.root_rank = root_rank
+        check_process_set(process_set)
+        self.root_rank = check_root(root_rank)
         self._local = {id(variable) for variable in local_variables or ()}
         self._process_set = process_set
         self._done = False
@@ -73,6 +74,7 @@ class MetricAverageCallback(Callback):  # type: ignore[misc]
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
+        check_process_set(process_set)
         self._process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -95,7 +97,7 @@ class LearningRateScheduleCallback(Callback):  # type: ignore[misc]
                           Minibatch SGD", 2017, section 3), if the optimizer has a velocity
     steps_per_epoch       batches per epoch, if `fit` does not know them; needed with staircase=False
 
-    Raises ValueError without initial_lr, or if the steps per epoch are unknown.
+    Raises ValueError without initial_lr, or if the steps per epoch are unknown; TypeError for what is no number.
     """
 
     def __init__(
@@ -111,6 +113,14 @@ class LearningRateScheduleCallback(Callback):  # type: ignore[misc]
         super().__init__()
         if initial_lr is None:
             raise ValueError("initial_lr: must be given")
+        check_number(initial_lr, "initial_lr")
+        if not callable(multiplier):
+            check_number(multiplier, "multiplier")
+        for name, value in (("start_epoch", start_epoch), ("end_epoch", end_epoch)):
+            if value is not None:
+                check_number(value, name)
+        if steps_per_epoch is not None and not check_number(steps_per_epoch, "steps_per_epoch") >= 1:
+            raise ValueError(f"steps_per_epoch={steps_per_epoch!r}: must be 1 or more")
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -197,6 +207,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             done = epoch + 1.0 / self.steps_per_epoch  # the last batch of the last epoch has the full rate
             return (done * (size() - 1) / warmup_epochs + 1) / size()
 
+        check_number(warmup_epochs, "warmup_epochs")
         super().__init__(initial_lr, warmer, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self.verbose = verbose
 

@@ -8,9 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from collectives.arrays import type_name
+from collectives.numeric import is_integer
 from frontends.horovod import HostsUpdatedInterrupt, ObjectState, VariablesState, recovering
 from frontends.keras.backends import chosen
-from frontends.keras.library import Callback, optimizer_variables
+from frontends.keras.library import OPTIMIZERS, Callback, library, optimizer_variables
 
 __all__ = [
     "CommitStateCallback",
@@ -34,6 +36,10 @@ class KerasState(VariablesState):
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **values: Any) -> None:
+        if not isinstance(model, library.Model):
+            raise TypeError(f"model={model!r:.60}: must be a Keras model, not {type_name(model)}")
+        if optimizer is not None and not isinstance(optimizer, OPTIMIZERS):
+            raise TypeError(f"optimizer={optimizer!r:.60}: must be a Keras optimizer, not {type_name(optimizer)}")
         self.model = model
         self.optimizer = model.optimizer if optimizer is None else optimizer
         super().__init__(**values)
@@ -69,8 +75,16 @@ def _layers(name: str, model: Any) -> dict[str, Any]:
 
 
 class _StateCallback(Callback):  # type: ignore[misc]
+    VALUE: str | None = None
+    """The name of the value that the callback keeps in the state."""
+
     def __init__(self, state: ObjectState) -> None:
+        """Raises TypeError for what is no state, ValueError for one without the value."""
         super().__init__()
+        if not isinstance(state, ObjectState):
+            raise TypeError(f"state={state!r:.60}: must be an ObjectState or a KerasState, not {type_name(state)}")
+        if self.VALUE is not None and not hasattr(state, self.VALUE):
+            raise ValueError(f"state: has no value {self.VALUE!r}; make it with {self.VALUE}=0")
         self.state = state
 
 
@@ -78,9 +92,9 @@ class CommitStateCallback(_StateCallback):
     """Commits the state after every `batches_per_commit` batches and at the end of each epoch."""
 
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
-        """Raises ValueError if `batches_per_commit` is less than 1."""
-        if batches_per_commit < 1:
-            raise ValueError(f"batches_per_commit={batches_per_commit}: must be 1 or more")
+        """Raises ValueError unless `batches_per_commit` is an int, 1 or more; TypeError for what is no state."""
+        if not is_integer(batches_per_commit) or batches_per_commit < 1:
+            raise ValueError(f"batches_per_commit={batches_per_commit!r}: must be an int, 1 or more")
         super().__init__(state)
         self.batches_per_commit = batches_per_commit
         self._remaining = batches_per_commit
@@ -108,6 +122,8 @@ class CommitStateCallback(_StateCallback):
 class UpdateBatchStateCallback(_StateCallback):
     """Keeps the number of the last batch in `state.batch`; 0 between epochs."""
 
+    VALUE = "batch"
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Store the number of the batch."""
         self.state.batch = batch  # type: ignore[attr-defined]
@@ -119,6 +135,8 @@ class UpdateBatchStateCallback(_StateCallback):
 
 class UpdateEpochStateCallback(_StateCallback):
     """Keeps the number of finished epochs in `state.epoch`, including those of earlier calls of `fit`."""
+
+    VALUE = "epoch"
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Store the number of epochs finished before this `fit`."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import keras
 
 from collectives import OpName, ProcessSet, global_process_set
+from collectives.arrays import type_name
 from frontends.horovod import (
     DENSE,
     MISSING,
@@ -25,7 +26,10 @@ from frontends.horovod import (
     Fact,
     Reduction,
     Sum,
+    check_groups,
+    check_name,
     check_passes,
+    check_process_set,
     is_lossy,
     numberless,
     predivided,
@@ -87,11 +91,12 @@ def DistributedOptimizer(
     if is_lossy(compression):
         compression.check(op, gradient_predivide_factor, 1.0)
     check_passes(backward_passes_per_step)
+    check_process_set(process_set)
+    check_name(name)
+    check_groups(num_groups, "num_groups")
+    check_groups(groups)
     if num_groups:
         warnings.warn("num_groups: deprecated, use groups", DeprecationWarning, stacklevel=2)
-    for title, given in (("num_groups", num_groups), ("groups", groups)):
-        if isinstance(given, int) and given < 0:
-            raise ValueError(f"{title}={given}: must be 0 or more")
     settings = _Settings(
         name=name or f"Distributed{type(optimizer).__name__}",
         compression=compression,
@@ -136,13 +141,16 @@ def PartialDistributedOptimizer(
 ) -> Any:
     """DistributedOptimizer that does not combine the gradients of `local_layers`. The layers must be built.
 
-    Raises as DistributedOptimizer; ValueError for a layer without variables.
+    Raises as DistributedOptimizer; TypeError for what is no layer, ValueError for a layer without variables.
     """
     options = dict(locals())
     del options["local_layers"]
     distributed = DistributedOptimizer(**options)
-    layers = [local_layers] if isinstance(local_layers, library.layers.Layer) else list(local_layers or ())
+    given = local_layers or ()
+    layers = [given] if isinstance(given, library.layers.Layer) or not isinstance(given, Iterable) else list(given)
     for layer in layers:
+        if not isinstance(layer, library.layers.Layer):
+            raise TypeError(f"local_layers: must be Keras layers, not {type_name(layer)}")
         if not layer.built:
             raise ValueError(f"local_layers: {layer.name} has no variables yet; build the model before")
         for variable in layer.variables:  # also of a layer that is unfrozen later

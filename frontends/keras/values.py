@@ -15,6 +15,7 @@ from frontends.horovod import (
     Reduction,
     agree,
     as_horovod,
+    check_variables,
     choose_op,
     communicator_of,
     full_name,
@@ -29,11 +30,14 @@ __all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", 
 
 
 def _array(value: Any) -> Any:
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
+    return np.asarray(keras.ops.convert_to_numpy(_tensor(value)))
 
 
-def _tensor(array: Any) -> Any:
-    return keras.ops.convert_to_tensor(array)
+def _tensor(value: Any) -> Any:
+    try:
+        return keras.ops.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"value={value!r:.60}: must be what keras.ops.convert_to_tensor accepts") from error
 
 
 def allreduce(
@@ -55,7 +59,7 @@ def allreduce(
     Raises ValueError for a bad argument, HorovodInternalError if the ranks disagree or a rank is lost.
     """
     how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    tensor = keras.ops.convert_to_tensor(value)
+    tensor = _tensor(value)
     if is_lossy(compression):
         compression.check(how.op, prescale_factor, postscale_factor)
         return _tensor(ARRAYS.compressed([_array(tensor)], None, how, names_of(name, 1), compression).synchronize()[0])
@@ -88,7 +92,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     All ranks pass the same number of variables in the same order. Raises ValueError on every rank if their names show
     another order, HorovodInternalError if shapes or types differ.
     """
-    variables = list(variables)
+    variables = check_variables(variables, "name")
     comm, root = communicator_of(process_set), root_in(process_set, root_rank)
     arrays = [_array(variable) for variable in variables]
     label = full_name(comm, "broadcast_variables", None)

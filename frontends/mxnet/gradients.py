@@ -17,6 +17,7 @@ from frontends.horovod import (
     alone_in,
     as_horovod,
     buckets,
+    check_process_set,
     communicator_of,
     divided,
     is_lossy,
@@ -42,6 +43,7 @@ class GradientReduction:
     def __init__(self, compression: AnyCompression, predivide: float, groups: int, process_set: ProcessSet) -> None:
         if isinstance(groups, bool) or not isinstance(groups, int) or groups < 0:
             raise ValueError(f"num_groups={groups!r}: must be an int, 0 or more")
+        check_process_set(process_set)
         if is_lossy(compression):
             compression.check(Average, predivide, 1.0)
         self._compression = compression

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, Reduction, choose_op
+from frontends.horovod import Average, Reduction, choose_op, listed
 from frontends.mxnet.library import mx
 from frontends.mxnet.tensors import LIBRARY, as_array, as_tensor
 
@@ -103,7 +103,7 @@ def grouped_allreduce_(
     op: OpName | None = None,
 ) -> list[Any]:
     """`grouped_allreduce` in place; returns a list of the tensors."""
-    given = list(tensors)
+    given = listed(tensors)
     how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return list(LIBRARY.grouped_allreduce(given, given, how).synchronize())
 

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set, is_initialized, local_rank, rank, size
-from frontends.horovod import AnyCompression, Average, Reduction, Sum, init, names_of
+from frontends.horovod import AnyCompression, Average, Reduction, Sum, check_process_set, init, is_lossy, names_of
 from frontends.tensorflow_ops import (
     Compression,
     allgather,
@@ -53,6 +53,8 @@ class RondeCrossDeviceOps(tf.distribute.CrossDeviceOps):  # type: ignore[misc]
     ) -> None:
         if op not in (Average, Sum):
             raise ValueError(f"op={op!r}: must be Average or Sum")
+        check_process_set(process_set)
+        is_lossy(compression)  # raises for what is no compression
         super().__init__()
         self._op = op
         self._compression = compression

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from frontends.horovod import HostsUpdatedInterrupt, ObjectState, VariablesState, recovering
+from frontends.horovod import HostsUpdatedInterrupt, ObjectState, VariablesState, check_variables, recovering
 
 __all__ = ["HostsUpdatedInterrupt", "ObjectState", "TensorFlowState", "run"]
 
@@ -23,7 +23,7 @@ class TensorFlowState(VariablesState):
 
     def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **values: Any) -> None:
         found = tf.compat.v1.global_variables() if variables is None else variables
-        self._variables = list(found)
+        self._variables = check_variables(found)
         self._session = session
         super().__init__(**values)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from collectives import ProcessSet, global_process_set
 from frontends import horovod
-from frontends.horovod import in_order
+from frontends.horovod import check_root, check_variables, in_order
 from frontends.tensorflow.reducing import source_names, told_apart
 from frontends.tensorflow_ops import agreement, broadcast_, no_autograph
 
@@ -24,7 +24,7 @@ def broadcast_variables(
     Eager and in functions, the broadcast happens at once; in a graph of `tf.compat.v1` the operation is returned.
     `inplace` is accepted for Horovod's sake and ignored. Raises as allreduce.
     """
-    given = list(variables)
+    given = check_variables(variables)
     names = told_apart(given, source_names(given))
     with agreement("variables", in_order(names), process_set):
         updates = broadcast_(given, root_rank, None, process_set)
@@ -79,7 +79,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
     def __init__(self, root_rank: int, device: str = "") -> None:
         """`device` is accepted for Horovod's sake and ignored."""
         super().__init__()
-        self.root_rank = root_rank
+        self.root_rank = check_root(root_rank)
         self.bcast_op: Any = None
 
     def begin(self) -> None:

@@ -21,6 +21,9 @@ from frontends.horovod import (
     Fact,
     Reduction,
     buckets,
+    check_groups,
+    check_process_set,
+    choose_op,
     divided,
     is_lossy,
     predivided,
@@ -46,17 +49,17 @@ class Reducer:
         process_set: ProcessSet,
         scale_local_gradients: bool,
     ) -> None:
-        """`name` is the prefix of the operations' names. Raises ValueError for a bad factor, TypeError or ValueError
-        for bad groups.
-        """
+        """`name` is the prefix of the operations' names. Raises TypeError or ValueError for a bad argument."""
+        op = choose_op(op)
         self._factors = predivided(op, gradient_predivide_factor)
         if is_lossy(compression):
             compression.check(op, gradient_predivide_factor, 1.0)
+        check_groups(num_groups, "num_groups")
         if num_groups:
             warnings.warn("num_groups: deprecated, use groups", DeprecationWarning, stacklevel=4)
             groups = num_groups if groups is None else groups
-        if isinstance(groups, int) and groups < 0:
-            raise ValueError(f"groups={groups}: must be 0 or more")
+        check_groups(groups)
+        check_process_set(process_set)
         self._name = name
         self._compression = compression
         self._sparse_as_dense = sparse_as_dense

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import Sum
+from frontends.horovod import Sum, check_process_set
 from frontends.tensorflow_ops import allreduce
 
 if keras.backend.backend() != "tensorflow":
@@ -33,6 +33,7 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
     def __init__(self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         if _TF_KERAS:
             kwargs["synchronized"] = True  # otherwise tf-keras does not call _calculate_mean_and_var
+        check_process_set(process_set)
         super().__init__(*args, **kwargs)
         self.supports_jit = False
         self._process_set = process_set

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set
+from collectives.arrays import type_name
 from frontends.horovod import AnyCompression, Average
 from frontends.tensorflow.reducing import Groups, Reducer
 from frontends.tensorflow_ops import Compression, no_autograph
@@ -66,8 +67,10 @@ def DistributedGradientTape(
     Gradients are matched by the names of their variables, so ranks may list them in different orders. Variables of the
     same name must be listed in the same order by all ranks. `gradient` raises ValueError on every rank, with the name
     of the variable, if they are not, or if a gradient is missing, dense or sparse on some ranks only. Raises ValueError
-    for bad arguments.
+    or TypeError for bad arguments.
     """
+    if not isinstance(gradtape, tf.GradientTape):
+        raise TypeError(f"gradtape={gradtape!r:.60}: must be a tf.GradientTape, not {type_name(gradtape)}")
     kind = type(type(gradtape).__name__, (_DistributedTape, type(gradtape)), {})
     distributed: Any = object.__new__(kind)
     distributed.__dict__.update(gradtape.__dict__)

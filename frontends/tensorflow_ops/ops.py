@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from collectives import OpName, ProcessSet, global_process_set
+from collectives.numeric import is_integer
 from frontends.horovod import (
     Average,
     Fact,
@@ -20,8 +21,11 @@ from frontends.horovod import (
     Sum,
     alone_in,
     check_linear,
+    check_root,
+    check_variables,
     choose_op,
     is_lossy,
+    listed,
     names_of,
     number_of,
     ranks_may_change,
@@ -92,6 +96,7 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> list[Any]:
     """allreduce of several tensors as one operation; IndexedSlices among them are reduced one by one."""
+    tensors = listed(tensors)
     how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return reduce_together(tensors, how, compression, names_of(name, len(tensors)), ignore_name_scope)
 
@@ -185,7 +190,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """allgather of several tensors as one operation."""
-    given = [_dense(tensor) for tensor in tensors]
+    given = [_dense(tensor) for tensor in listed(tensors)]
     given = [tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor for tensor in given]
     results = run(Call("allgather", name, set_ranks(process_set)), given, None, ignore_name_scope)
     if not tf.executing_eagerly():
@@ -204,7 +209,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Return the tensor of `root_rank`, a rank of the world, as a new tensor."""
-    call = Call("broadcast", name, set_ranks(process_set), root=int(root_rank))
+    call = Call("broadcast", name, set_ranks(process_set), root=check_root(root_rank))
     return run(call, [_dense(tensor)], None, ignore_name_scope)[0]
 
 
@@ -216,9 +221,10 @@ def broadcast_(
 
     Returns the results of `assign`: the variables, or in a graph of `tf.compat.v1` the operations.
     """
+    variables = check_variables(variables)
     if not variables:
         return []
-    call = Call("broadcast", name, set_ranks(process_set), root=int(root_rank))
+    call = Call("broadcast", name, set_ranks(process_set), root=check_root(root_rank))
     values = run(call, [tf.convert_to_tensor(variable) for variable in variables])
     return [variable.assign(value) for variable, value in zip(variables, values, strict=True)]
 
@@ -282,7 +288,10 @@ def grouped_reducescatter(
 ) -> list[tf.Tensor]:
     """reducescatter of several tensors."""
     check_linear(op, "reducescatter")
-    compressed = [compression.compress(_dense(tensor)) for tensor in tensors]
+    given = [_dense(tensor) for tensor in listed(tensors)]
+    if is_lossy(compression):
+        compression.compress(given)  # raises: it is for allreduce
+    compressed = [compression.compress(tensor) for tensor in given]
     call = Call("reducescatter", name, set_ranks(process_set), op, prescale_factor, postscale_factor)
     results = run(call, [small for small, _ in compressed], None, ignore_name_scope)
     if not tf.executing_eagerly():
@@ -296,7 +305,10 @@ def _dense(tensor: Any) -> tf.Tensor:
     """Return a tensor of a value, also of IndexedSlices. Raises TypeError for those of other forms."""
     if isinstance(tensor, tf.SparseTensor | tf.RaggedTensor):
         raise TypeError(f"tensor: must be dense, or IndexedSlices, not a {type(tensor).__name__}")
-    return tf.convert_to_tensor(tensor)
+    try:
+        return tf.convert_to_tensor(tensor)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"tensor={tensor!r:.60}: must be a tensor, or what tf.convert_to_tensor accepts") from error
 
 
 @no_autograph
@@ -348,14 +360,20 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 @no_autograph
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The size of a process set, read when the graph runs; UNKNOWN_SET for a number that no set has."""
-    return run(Call("size", name, number=int(process_set_id)), [], [tf.int32])[0]
+    return run(Call("size", name, number=_set_number(process_set_id)), [], [tf.int32])[0]
+
+
+def _set_number(process_set_id: Any) -> int:
+    if not is_integer(process_set_id):
+        raise TypeError(f"process_set_id={process_set_id!r}: must be an int")
+    return int(process_set_id)
 
 
 @no_autograph
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 on the ranks of a process set, 0 on others, read when the graph runs; UNKNOWN_SET for a number that no set
     has."""
-    return run(Call("included", name, number=int(process_set_id)), [], [tf.int32])[0]
+    return run(Call("included", name, number=_set_number(process_set_id)), [], [tf.int32])[0]
 
 
 @no_autograph

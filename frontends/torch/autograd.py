@@ -17,10 +17,21 @@ from typing import Any
 import torch
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, ErrorFeedback, Reduction, Sum, choose_op, is_lossy, names_of, root_in, rows_for
+from frontends.horovod import (
+    Average,
+    ErrorFeedback,
+    Reduction,
+    Sum,
+    choose_op,
+    is_lossy,
+    listed,
+    names_of,
+    root_in,
+    rows_for,
+)
 from frontends.torch import ops
 from frontends.torch.compression import AnyCompression, Compression
-from frontends.torch.tensors import LIBRARY
+from frontends.torch.tensors import LIBRARY, MOVING
 
 __all__ = [
     "allgather",
@@ -77,9 +88,10 @@ class _Allgather(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
+        handle = ops.grouped_allgather_async(tensors, name, process_set)
         ctx.rows = [tensor.shape[0] if tensor.ndim else 1 for tensor in tensors]
         ctx.process_set = process_set
-        return tuple(ops.grouped_allgather_async(tensors, name, process_set).synchronize())
+        return tuple(handle.synchronize())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -112,7 +124,7 @@ class _Alltoall(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
         ctx.process_set = process_set
         if splits is None:
-            splits = rows_for(tensor.shape, None, process_set.size() or 1)
+            splits = rows_for(MOVING.as_array(tensor, "tensor").shape, None, process_set.size() or 1)
         result, received = ops.alltoall_async(tensor, splits, name, process_set).synchronize()
         ctx.received = received
         ctx.mark_non_differentiable(received)
@@ -176,6 +188,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """allreduce of several tensors as one operation."""
+    tensors = listed(tensors)
     if is_lossy(compression):
         chosen = choose_op(op, average)
         compression.check(chosen, prescale_factor, postscale_factor)
@@ -197,7 +210,7 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """allgather of several tensors as one operation."""
-    return list(_Allgather.apply(name, process_set, *tensors))
+    return list(_Allgather.apply(name, process_set, *listed(tensors)))
 
 
 def broadcast(
@@ -246,7 +259,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """reducescatter of several tensors."""
-    compressed = [compression.compress(tensor) for tensor in tensors]
+    compressed = [compression.compress(tensor) for tensor in listed(tensors)]
     how = op, process_set, prescale_factor, postscale_factor
     reduced = _Reducescatter.apply(name, how, *(small for small, _ in compressed))
     return [compression.decompress(small, ctx) for small, (_, ctx) in zip(reduced, compressed, strict=True)]

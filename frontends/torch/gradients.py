@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from collectives import Communicator, MismatchError, RendezvousError
-from frontends.horovod import MISSING, SPARSE, divided
+from frontends.horovod import MISSING, SPARSE, check_groups, divided
 from frontends.torch.parameters import SMALL_BYTES, Parameter, gradient_dtype
 from frontends.torch.tensors import as_array, plain_array
 
@@ -289,12 +289,12 @@ def give_back(group: Group) -> None:
 
 
 def given_groups(names: Mapping[Parameter, str], groups: int | Sequence[Sequence[Parameter]] | None) -> list[Group]:
-    """Return the groups that the user asked for: lists of parameters, or the number of groups. Raises ValueError."""
+    """Return the groups that the user asked for: lists of parameters, or the number of groups. Raises ValueError or
+    TypeError."""
+    check_groups(groups)
     if groups is None or groups == 0:
         return []
     if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError(f"groups={groups}: must be 0 or more")
         chosen = divided(list(names), groups)
     else:
         chosen = [list(group) for group in groups]

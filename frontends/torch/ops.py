@@ -12,7 +12,17 @@ from typing import Any
 import torch
 
 from collectives import OpName, ProcessSet, global_process_set
-from frontends.horovod import Average, Handle, Handles, Reduction, check_linear, choose_op, communicator_of, naming
+from frontends.horovod import (
+    Average,
+    Handle,
+    Handles,
+    Reduction,
+    check_linear,
+    choose_op,
+    communicator_of,
+    listed,
+    naming,
+)
 from frontends.torch.tensors import LIBRARY, MOVING, form_of
 
 __all__ = [
@@ -109,7 +119,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """`grouped_allreduce_async` in place."""
-    given = list(tensors)
+    given = listed(tensors)
     how = Reduction(choose_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return LIBRARY.grouped_allreduce(given, given, how)
 

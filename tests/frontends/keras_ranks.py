@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import logging
@@ -332,6 +333,31 @@ def values() -> None:
         gradient_predivide_factor=2.0,
     )
     raises(TypeError, "Keras optimizer", hvd.DistributedOptimizer, "sgd")
+    sgd, callbacks, state = new_optimizer("sgd"), hvd.callbacks, hvd.elastic.ObjectState(epoch=0)
+    for error, text, function, *options in (
+        (TypeError, "variables=5: must be", hvd.broadcast_variables, 5, 0),
+        (TypeError, "variables[0]=5: must be", hvd.broadcast_variables, [5], 0),
+        (TypeError, "value=None: must be", hvd.allgather, None),
+        (ValueError, "root_rank='a': must be", callbacks.BroadcastGlobalVariablesCallback, "a"),
+        (TypeError, "process_set=5: must be", callbacks.MetricAverageCallback, "", 5),
+        (TypeError, "initial_lr='a': must be", callbacks.LearningRateWarmupCallback, "a"),
+        (TypeError, "warmup_epochs='a': must be", callbacks.LearningRateWarmupCallback, 0.1, "a"),
+        (ValueError, "steps_per_epoch=-3: must be", callbacks.LearningRateWarmupCallback, 0.1, 5, True, -3),
+        (TypeError, "model=5: must be", hvd.elastic.KerasState, 5),
+        (TypeError, "state=5: must be", hvd.elastic.CommitStateCallback, 5),
+        (
+            ValueError,
+            "batches_per_commit='a': must be",
+            hvd.elastic.CommitStateCallback,
+            state,
+            "a",
+        ),
+        (ValueError, "no value 'batch'", hvd.elastic.UpdateBatchStateCallback, state),
+        (TypeError, "local_layers: must be", functools.partial(hvd.PartialDistributedOptimizer, sgd, local_layers=[5])),
+        (TypeError, "groups='a': must be", functools.partial(hvd.DistributedOptimizer, sgd, groups="a")),
+        (TypeError, "process_set=5: must be", functools.partial(hvd.DistributedOptimizer, sgd, process_set=5)),
+    ):
+        raises(error, text, function, *options)
     raises(hvd.HorovodInternalError, "rank 1", hvd.allreduce, np.zeros(1 + rank), name="different")
     average = hvd.callbacks.MetricAverageCallback()
     for logs in ({"loss": 1.0, "lr" if rank else "val_loss": 2.0}, {} if rank else {"loss": 1.0}):

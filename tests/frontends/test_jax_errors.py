@@ -16,6 +16,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'ronde[jax]'")
 
 import jax.numpy as jnp  # noqa: E402
+import optax  # noqa: E402
 
 import frontends.jax as hvd  # noqa: E402
 from frontends.jax.call_frames import MINOR, Api, Frame, Version  # noqa: E402
@@ -63,6 +64,16 @@ def mistakes(rank: int, size: int) -> None:
         (lambda: hvd.alltoall(x, [[1, 1], [1, 1]]), ValueError, "3 rows"),
         (lambda: hvd.alltoall(x, [[1, 1, 1]]), ValueError, r"splits\[0\]"),
         (lambda: hvd.alltoall(x, [[1, 2]]), ValueError, "must have 2"),
+        (lambda: hvd.alltoall(x, 5), TypeError, "splits=5: must be"),
+        (lambda: hvd.grouped_allreduce(None), TypeError, "tensors=None: must be"),
+        (lambda: hvd.allreduce(x, name=5), TypeError, "name=5: must be"),
+        (lambda: hvd.reduce_scatter(x, compression=5), TypeError, "compression=5: must be"),
+        (lambda: hvd.broadcast_parameters({}, 9), ValueError, "root_rank=9: must be"),
+        (lambda: hvd.distributed(optax.sgd), TypeError, "optimizer=.*optax.*not function"),
+        (lambda: hvd.distributed(optax.sgd(1.0), op=5), ValueError, "op=5: must be"),
+        (lambda: hvd.distributed(optax.sgd(1.0), process_set=5), TypeError, "process_set=5: must be"),
+        (lambda: hvd.distributed(optax.sgd(1.0), prescale_factor="2"), TypeError, "prescale_factor='2'"),
+        (lambda: hvd.distributed(optax.sgd(1.0), compression=5), TypeError, "compression=5: must be"),
         (lambda: hvd.allgather(x, rows=[1, 1]), ValueError, "x has 3"),
         (lambda: hvd.allgather(x, rows=[3, -1]), ValueError, "0 or more"),
         (

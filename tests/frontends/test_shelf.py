@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ronde
+from collectives.world_communicator import world_scope
 from frontends.horovod import (
     ARRAYS,
     Average,
@@ -17,6 +18,7 @@ from frontends.horovod import (
     Fact,
     Library,
     Max,
+    ObjectState,
     Reduction,
     Sum,
     UnsupportedOpError,
@@ -24,8 +26,13 @@ from frontends.horovod import (
     allgather_object,
     broadcast_made,
     broadcast_object,
+    check_groups,
     check_passes,
+    check_process_set,
+    check_variables,
     predivided,
+    recovering,
+    start,
 )
 from frontends.needs import needs
 from tests.worlds import world_of
@@ -226,6 +233,54 @@ def test_the_command_is_named_for_a_package_that_is_absent_and_not_for_a_part(mo
     with pytest.raises(ModuleNotFoundError) as caught, needs(**texts):
         __import__(module)
     assert (str(caught.value) == "pip install it") is named
+
+
+ARGUMENTS: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
+    "root": (ValueError, "root_rank='a'", lambda: broadcast_object(1, "a")),  # type: ignore[arg-type]
+    "half a root": (ValueError, "root_rank=0.5", lambda: broadcast_object(1, 0.5)),  # type: ignore[arg-type]
+    "tensors": (TypeError, "tensors=None: .*list", lambda: ARRAYS.grouped_allreduce(None, None, how(Sum))),  # type: ignore[arg-type]
+    "tensors of allgather": (TypeError, "tensors=5: .*list", lambda: ARRAYS.grouped_allgather(5, None, WORLD)),  # type: ignore[arg-type]
+    "text": (TypeError, "tensors='ab': .*list", lambda: ARRAYS.grouped_reducescatter("ab", how(Sum))),
+    "prescale": (
+        TypeError,
+        "prescale_factor='2'",
+        lambda: ARRAYS.allreduce(ONE, None, Reduction(Sum, None, "2", 1.0, WORLD)),  # type: ignore[arg-type]
+    ),
+    "predivide": (TypeError, "gradient_predivide_factor='a'", lambda: predivided(Average, "a")),  # type: ignore[arg-type]
+    "name": (TypeError, "name=5: .*str", lambda: Call("allreduce", 5)),  # type: ignore[arg-type]
+    "groups": (TypeError, "groups='ab': .*lists", lambda: check_groups("ab")),
+    "group": (TypeError, r"groups=\[5\]: .*lists", lambda: check_groups([5])),
+    "number of groups": (ValueError, "groups=-1: .*0 or more", lambda: check_groups(-1)),
+    "variables": (TypeError, "variables=5: .*list", lambda: check_variables(5)),
+    "variable": (TypeError, r"variables\[0\]=5: .*variable", lambda: check_variables([5])),
+    "process set": (TypeError, "process_set=5", lambda: check_process_set(5)),
+    "process sets": (ValueError, "process_sets='all': .*'dynamic'", lambda: start(None, "all", lambda _: {})),
+    "elastic function": (TypeError, "func=5", lambda: recovering()(5)),  # type: ignore[arg-type]
+    "elastic state": (TypeError, "state=5: .*State", lambda: recovering()(lambda state: state)(5)),
+    "reset callbacks": (
+        TypeError,
+        "callbacks=5: .*functions",
+        lambda: ObjectState().register_reset_callbacks(5),  # type: ignore[arg-type]
+    ),
+    "done callback": (
+        TypeError,
+        "callback=5: .*function",
+        lambda: ronde.allreduce_async(ONE).add_done_callback(5),  # type: ignore[arg-type]
+    ),
+    "world": (TypeError, "communicator=5: .*Communicator", lambda: world_scope(5).__enter__()),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_bad_arguments_are_named(case: str) -> None:
+    kind, text, call = ARGUMENTS[case]
+
+    def refused(comm: Any) -> None:
+        with pytest.raises(kind, match=text):
+            call()
+
+    with world_of("local", 1) as world:
+        world.run(refused)
 
 
 @pytest.mark.parametrize("passes", [0, -1, 2.5, 2.0, True, "2", None])

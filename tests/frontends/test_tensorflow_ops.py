@@ -253,6 +253,25 @@ def mistakes(rank: int, size: int) -> None:
     assert "root_rank=9" in raised(ValueError, hvd.broadcast, tf.zeros(1), 9)
     assert "op='median'" in raised(ValueError, lambda: hvd.allreduce(tf.zeros(1), op="median"))
     assert "string" in raised(TypeError, hvd.allreduce, tf.constant("text"))
+    plain, x = tf.compat.v1.train.GradientDescentOptimizer(1.0), tf.zeros(1)
+    for error, text, call in (
+        (ValueError, "root_rank='a': must be", lambda: hvd.broadcast(x, "a")),
+        (ValueError, "root_rank=0.5: must be", lambda: hvd.broadcast_([tf.Variable(x)], 0.5)),
+        (ValueError, "root_rank=None: must be", lambda: hvd.BroadcastGlobalVariablesHook(None)),
+        (TypeError, "variables=5: must be", lambda: hvd.broadcast_variables(5, 0)),
+        (TypeError, "variables[0]=5: must be", lambda: hvd.elastic.TensorFlowState([5])),
+        (TypeError, "tensors=None: must be", lambda: hvd.grouped_allreduce(None)),
+        (TypeError, "tensors=5: must be", lambda: hvd.grouped_reducescatter(5)),
+        (TypeError, "tensor=None: must be", lambda: hvd.allgather(None)),
+        (TypeError, "name=5: must be", lambda: hvd.barrier(name=5)),
+        (TypeError, "process_set_id='a': must be", lambda: hvd.size_op("a")),
+        (TypeError, "compression=5: must be", lambda: hvd.reducescatter(x, compression=5)),
+        (TypeError, "gradtape=5: must be", lambda: hvd.DistributedGradientTape(5)),
+        (TypeError, "groups=[5]: must be", lambda: hvd.DistributedGradientTape(tf.GradientTape(), groups=[5])),
+        (ValueError, "op=5: must be", lambda: hvd.DistributedOptimizer(plain, op=5)),
+        (TypeError, "process_set=5: must be", lambda: hvd.DistributedOptimizer(plain, process_set=5)),
+    ):
+        assert text in raised(error, call)
     for strange in (tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense([[1.0, 0.0]])):
         for function in (hvd.allreduce, hvd.allgather, hvd.reducescatter, hvd.alltoall, tf.function(hvd.allreduce)):
             assert f"not a {type(strange).__name__}" in raised(TypeError, function, strange)

@@ -309,6 +309,24 @@ def test_an_older_optimizer_of_the_same_parameters_is_named(world: World) -> Non
     world.run(refused)
 
 
+def test_arguments_of_states_are_named(world: World) -> None:
+    def refused(comm: Any) -> None:
+        for value in (5, "model", torch.nn.Linear):
+            with pytest.raises(TypeError, match=r"model=.*: must be"):
+                hvd.elastic.TorchState(value)
+        with pytest.raises(TypeError, match="dataset=5: must have"):
+            hvd.elastic.ElasticSampler(5)
+        for function in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
+            with pytest.raises(TypeError, match="tensors=None: must be"):
+                function(None)
+        for function in (hvd.allgather, hvd.alltoall):
+            with pytest.raises(TypeError, match=r"must be a torch.Tensor"):
+                function(None)
+        assert hvd.elastic.TorchState([torch.nn.Linear(1, 1)]).model
+
+    world.run(refused)
+
+
 def test_a_state_that_the_root_cannot_give_is_an_error_of_all_ranks(world: World) -> None:
     def refused(comm: Any) -> None:
         one = torch.nn.Parameter(torch.ones(2))

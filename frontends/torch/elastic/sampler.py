@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from collectives import is_initialized, rank, size
+from collectives.arrays import type_name
 
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
@@ -23,6 +24,8 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        if not isinstance(dataset, Sized):
+            raise TypeError(f"dataset={dataset!r:.60}: must have a length, which a {type_name(dataset)} has not")
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from numbers import Number
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from collectives.arrays import type_name
 from collectives.elastic import Arrays
 from frontends import horovod
 from frontends.horovod import HostsUpdatedInterrupt, recovering
@@ -93,6 +95,9 @@ class TorchState(ObjectState):
     def __init__(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **values: Any
     ) -> None:
+        for name, value in (("model", model), ("optimizer", optimizer)):
+            if isinstance(value, type | str | bytes | Number):
+                raise TypeError(f"{name}={value!r:.60}: must be a torch {name}, not {type_name(value)}")
         named = {"model": model, "optimizer": optimizer, **values}
         self._handled = [name for name, value in named.items() if isinstance(value, _HANDLED)]
         for name in self._handled:
