@@ -286,7 +286,7 @@ def _arrays(x: Any, otherwise: str = "") -> tuple[list[jax.Array], Any]:
             raise TypeError(f"{where}: is a sparse {type(leaf).__name__}; must be dense: x.todense()")
         try:
             array = jnp.asarray(leaf)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             kind = f"{type(leaf).__name__} of {leaf.dtype}" if hasattr(leaf, "dtype") else type(leaf).__name__
             raise TypeError(f"{where}: must be an array or a number, not {kind}") from error
         _check_cut(leaf, array, where)

@@ -151,4 +151,8 @@ def _fact(path: Any, leaf: Any) -> Fact:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     if leaf is None:
         return Fact(name, numberless(name), "", MISSING)
-    return Fact(name, numberless(name), f"{jnp.shape(leaf)} {jnp.result_type(leaf).name}", DENSE)
+    try:
+        form = f"{jnp.shape(leaf)} {jnp.result_type(leaf).name}"
+    except TypeError as error:
+        raise TypeError(f"{name!r}: must be an array of numbers, not {leaf!r:.60}") from error
+    return Fact(name, numberless(name), form, DENSE)

@@ -35,6 +35,27 @@ class _DistributedTape:
                             names, for example because only some of them have created another model before
         """
         gradients = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
+        return self._combined(gradients, sources, use_generic_names)
+
+    @no_autograph
+    def jacobian(self, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
+        """tf.GradientTape's jacobians, combined as gradients are."""
+        return self._combined(self._alone().jacobian(target, sources, *args, **options), sources)
+
+    @no_autograph
+    def batch_jacobian(self, target: Any, source: Any, *args: Any, **options: Any) -> Any:
+        """tf.GradientTape's jacobians of the rows, combined as gradients are."""
+        return self._combined(self._alone().batch_jacobian(target, source, *args, **options), source)
+
+    def _alone(self) -> Any:
+        """The tape as the user's class, with the same contents: its jacobians are many gradients in a loop, which are
+        not to be combined one by one."""
+        kind = type(self).__bases__[1]
+        tape: Any = object.__new__(kind)
+        tape.__dict__ = self.__dict__
+        return tape
+
+    def _combined(self, gradients: Any, sources: Any, use_generic_names: bool = False) -> Any:
         flat = self._reducer.reduce(tf.nest.flatten(gradients), tf.nest.flatten(sources), use_generic_names)
         return tf.nest.pack_sequence_as(gradients, flat)
 

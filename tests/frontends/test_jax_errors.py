@@ -44,10 +44,12 @@ def mistakes(rank: int, size: int) -> None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # it may have been raised already
             hvd.settle()
         same(jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(x), np.full(3, size, np.float32))
+    sgd = hvd.distributed(optax.sgd(1.0))
     for wrong, kind, text in (
         (lambda: hvd.allreduce(x, op="median"), ValueError, "op='median'"),
         (lambda: hvd.allreduce(jnp.ones(3, bool), op=hvd.Sum), TypeError, "op='sum': .*bool"),
         (lambda: hvd.allreduce({"a": "text"}), TypeError, "x, leaf 0: .*array.* not str"),
+        (lambda: hvd.allreduce("b"), TypeError, "x: .*array.* not str"),  # the name of a type
         (lambda: hvd.allreduce(np.ones(2, ">f4")), TypeError, "x: .*ndarray of >f4"),
         *(
             (functools.partial(call, beyond), OverflowError, "int32, .*JAX .*int64")
@@ -69,6 +71,8 @@ def mistakes(rank: int, size: int) -> None:
         (lambda: hvd.allreduce(x, name=5), TypeError, "name=5: must be"),
         (lambda: hvd.reduce_scatter(x, compression=5), TypeError, "compression=5: must be"),
         (lambda: hvd.broadcast_parameters({}, 9), ValueError, "root_rank=9: must be"),
+        (lambda: hvd.broadcast_parameters({"a": np.array(["b"])}), TypeError, "'a': must be an array"),
+        (lambda: sgd.update({"a": np.array(["b"])}, sgd.init({"a": x})), TypeError, "'a': must be an array"),
         (lambda: hvd.distributed(optax.sgd), TypeError, "optimizer=.*optax.*not function"),
         (lambda: hvd.distributed(optax.sgd(1.0), op=5), ValueError, "op=5: must be"),
         (lambda: hvd.distributed(optax.sgd(1.0), process_set=5), TypeError, "process_set=5: must be"),

@@ -554,3 +554,32 @@ def test_examples(pool: Framework, name: str, tmp_path: Path) -> None:
     again = in_new_ranks(pool, script, "--checkpoint", checkpoint, "--epochs", 6)
     assert "epoch 5: loss" not in again
     assert "epoch 6: loss" in again
+
+
+def jacobians(rank: int, size: int) -> None:
+    one, other = tf.Variable([1.0, 2.0]), tf.Variable(1.0)
+    rows = tf.reshape(tf.range(4.0), (2, 2))
+
+    def whole(loops: bool) -> Any:
+        with tf.GradientTape(persistent=loops) as tape:
+            found = one * one * (rank + 1)
+        tape = hvd.DistributedGradientTape(tape)
+        return tape.jacobian(found, {"one": one, "other": other}, experimental_use_pfor=not loops)
+
+    def by_row(loops: bool) -> Any:
+        with hvd.DistributedGradientTape(tf.GradientTape(persistent=loops)) as tape:
+            tape.watch(rows)
+            found = rows * rows * (rank + 1)
+        return tape.batch_jacobian(found, rows, experimental_use_pfor=not loops)
+
+    for loops in (False, True):
+        for run in (lambda function: function, tf.function):
+            found = run(functools.partial(whole, loops))()
+            np.testing.assert_allclose(found["one"], np.diag([1.0, 2.0]) * (size + 1))
+            assert found["other"] is None
+            expected = [np.diag(row) * (size + 1) for row in rows.numpy()]
+            np.testing.assert_allclose(run(functools.partial(by_row, loops))(), expected)
+
+
+def test_jacobians_are_combined_as_gradients_are(pool: Pools) -> None:
+    pool(2).run(in_world, jacobians)
