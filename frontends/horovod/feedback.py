@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias, TypeGuard
@@ -58,18 +59,27 @@ class ErrorFeedback:
         Raises ValueError, with nothing changed, if a name is that of another owner, which would send what the first one
         has not sent. The memory of an owner that is gone begins anew.
         """
-        gone = []
-        for name, owner in zip(names, owners, strict=True):
-            known = self._owners.get(name, lambda owner=owner: owner)()
-            if known is None:
-                gone.append(name)
-            elif known is not owner:
-                raise ValueError(
-                    f"compression={self}: remembers what another optimizer has not sent of {name!r}; make one for each"
-                )
-        for name in gone:
-            self.memory.memories.pop(name, None)
+        taken = self._taken(names, owners)
+        if taken:
+            gc.collect()  # models and optimizers often refer to themselves, and are gone only then
+            taken = self._taken(names, owners)
+        if taken:
+            raise ValueError(
+                f"compression={self}: remembers what another optimizer has not sent of {taken[0]!r}; make one for each"
+            )
+        for name in names:
+            if name in self._owners and self._owners[name]() is None:
+                self.memory.memories.pop(name, None)
         self._owners.update(zip(names, map(weakref.ref, owners), strict=True))
+
+    def _taken(self, names: Sequence[str], owners: Sequence[Any]) -> list[str]:
+        """The names that are those of other owners."""
+        known = [self._owners[name]() if name in self._owners else None for name in names]
+        return [
+            name
+            for name, own, other in zip(names, owners, known, strict=True)
+            if other is not None and other is not own
+        ]
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
         """Raises TypeError, where an operation takes casts only."""

@@ -97,7 +97,8 @@ def distributed(
 
     op                         Average by default; Sum, Adasum
     compression                type in which gradients travel: Compression.none, .fp16, .bf16; with loss and a memory of
-                               its own: Compression.int8(), .topk(0.01), .powersgd(2)
+                               its own: Compression.int8(), .topk(0.01), .powersgd(2), one for each optimizer, which
+                               then serves one tree of parameters
     backward_passes_per_step   number of this rank's gradients that are averaged before they are combined and a step is
                                taken (optax.MultiSteps); `update` returns zeros before that
 
@@ -111,7 +112,7 @@ def distributed(
     """
     import optax
 
-    if not isinstance(optimizer, optax.GradientTransformation):
+    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         text = f"must be an optimizer of optax, such as optax.sgd(0.1), not {type_name(optimizer)}"
         raise TypeError(f"optimizer={optimizer!r:.60}: {text}")
     op = choose_op(op)

@@ -21,7 +21,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     optimizer                  a name, or an optimizer of MXNet
     optimizer_params           its arguments, if a name is given
     compression                Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
-                               Compression.int8(), .topk(0.01), .powersgd(2)
+                               Compression.int8(), .topk(0.01), .powersgd(2), one for each trainer
     gradient_predivide_factor  gradients are divided by it before the sum, and multiplied by it / size after
     prefix                     of the names by which ranks match gradients
     num_groups                 number of operations in which the gradients travel; 0: one for every 25 MB

@@ -84,7 +84,7 @@ def DistributedOptimizer(
     optimizer                     of `tf.compat.v1.train`, eager or in a graph. For a Keras optimizer the result is
                                   frontends.keras.DistributedOptimizer with the same arguments
     compression                   Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
-                                  Compression.int8(), .topk(0.01), .powersgd(2)
+                                  Compression.int8(), .topk(0.01), .powersgd(2), one for each optimizer
     sparse_as_dense               make IndexedSlices dense before they are combined
     backward_passes_per_step      number of passes whose gradients are summed (IndexedSlices as dense tensors) before
                                   they are combined and applied; other passes change neither variables nor the global

@@ -60,6 +60,9 @@ class Reducer:
             groups = num_groups if groups is None else groups
         check_groups(groups)
         check_process_set(process_set)
+        members = Counter(_key(one) for group in groups for one in group) if isinstance(groups, Sequence) else {}
+        if any(count > 1 for count in members.values()):
+            raise ValueError("groups: a variable is in more than one")
         self._name = name
         self._compression = compression
         self._sparse_as_dense = sparse_as_dense

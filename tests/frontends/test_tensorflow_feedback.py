@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -131,7 +130,6 @@ def sharing(rank: int, size: int) -> None:
         with pytest.raises(ValueError, match=r"compression=.*one for each"):
             run(other, 0.0)
     del one, run
-    gc.collect()
     assert not tf.math.count_nonzero(combined(other, 0.0))
 
 

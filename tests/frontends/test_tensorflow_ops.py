@@ -253,7 +253,7 @@ def mistakes(rank: int, size: int) -> None:
     assert "root_rank=9" in raised(ValueError, hvd.broadcast, tf.zeros(1), 9)
     assert "op='median'" in raised(ValueError, lambda: hvd.allreduce(tf.zeros(1), op="median"))
     assert "string" in raised(TypeError, hvd.allreduce, tf.constant("text"))
-    plain, x = tf.compat.v1.train.GradientDescentOptimizer(1.0), tf.zeros(1)
+    plain, x, one = tf.compat.v1.train.GradientDescentOptimizer(1.0), tf.zeros(1), tf.Variable(1.0)
     for error, text, call in (
         (ValueError, "root_rank='a': must be", lambda: hvd.broadcast(x, "a")),
         (ValueError, "root_rank=0.5: must be", lambda: hvd.broadcast_([tf.Variable(x)], 0.5)),
@@ -268,6 +268,7 @@ def mistakes(rank: int, size: int) -> None:
         (TypeError, "compression=5: must be", lambda: hvd.reducescatter(x, compression=5)),
         (TypeError, "gradtape=5: must be", lambda: hvd.DistributedGradientTape(5)),
         (TypeError, "groups=[5]: must be", lambda: hvd.DistributedGradientTape(tf.GradientTape(), groups=[5])),
+        (ValueError, "in more than one", lambda: hvd.DistributedOptimizer(plain, groups=[[one], [one]])),
         (ValueError, "op=5: must be", lambda: hvd.DistributedOptimizer(plain, op=5)),
         (TypeError, "process_set=5: must be", lambda: hvd.DistributedOptimizer(plain, process_set=5)),
     ):
