@@ -87,6 +87,7 @@ def test_broadcast_of_a_rank_ahead_is_found_by_its_last_calls() -> None:
 @pytest.mark.long
 def test_split_groups_are_compared_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mismatched_calls, "_TABLE_SECONDS", 3.0)  # on a busy machine a rank may be late by a second
+    matched = threading.Barrier(4)
 
     def body(comm: Communicator) -> list[str]:
         group = comm.split(comm.rank % 2)
@@ -94,6 +95,7 @@ def test_split_groups_are_compared_separately(monkeypatch: pytest.MonkeyPatch) -
         if comm.rank % 2:  # the calls of this group match, but all ranks share one transport
             group.barrier()
             group.allreduce(np.zeros(3))
+        matched.wait(30.0)  # the mismatch of the other group ends every call of this one
         with pytest.raises(MismatchError) as caught:
             comm.barrier() if comm.rank % 2 else different_roots(group)
         return str(caught.value).splitlines()[1:-1]
