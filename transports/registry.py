@@ -79,9 +79,12 @@ def options_class(name: str) -> type[Any]:
     return backend(name).Options
 
 
-def remove_abandoned() -> None:
-    """Remove from this host's shared memory what processes of this user that were killed have left there."""
-    importlib.import_module(BUILT_IN["shm"]).remove_abandoned()
+def remove_abandoned(directory: str = "") -> None:
+    """Remove from this host's shared memory what processes of this user that were killed have left there.
+
+    directory  that of shm's option; "" is its default
+    """
+    importlib.import_module(BUILT_IN["shm"]).remove_abandoned(directory)
 
 
 def make_options(name: str, values: Values) -> Any:

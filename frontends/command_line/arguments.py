@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from transports.moments import LONGEST_WAIT
 
@@ -98,6 +98,14 @@ def output_folder(text: str) -> Path:
     return path
 
 
+def identity_file(text: str) -> str:
+    """The path of a private key for ssh, for argparse: ssh itself would go on without a file that is not there. It may
+    begin with ~, and have ssh's tokens such as %d."""
+    if "%" not in text and not Path(text).expanduser().is_file():
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no such file")
+    return text
+
+
 def new_folder(text: str) -> Path:
     """The path of a folder that the command will make, for argparse."""
     path = output_folder(text)
@@ -110,6 +118,18 @@ def check_use(args: argparse.Namespace, option: str, value: object, needed: str,
     """End with a usage error if an option has a value without the one that it is for."""
     if value is not None and not given:
         args.parser.error(f"{option} {value}: is for {needed}; give it as well")
+
+
+def add_ssh(group: Any, whose: str) -> None:
+    """Add the options on how ssh reaches hosts."""
+    group.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help=f"port of {whose}")
+    group.add_argument("-i", "--ssh-identity-file", type=identity_file, metavar="FILE", help="private key for ssh")
+
+
+def check_ssh(args: argparse.Namespace, needed: str, given: object) -> None:
+    """End with a usage error if there are options of `add_ssh` without hosts that ssh is to reach."""
+    check_use(args, "--ssh-port", args.ssh_port, needed, given)
+    check_use(args, "--ssh-identity-file", args.ssh_identity_file, needed, given)
 
 
 def add_sizes(parser: argparse.ArgumentParser, smallest: str, largest: str) -> None:

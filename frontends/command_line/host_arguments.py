@@ -7,13 +7,15 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from collectives.launch.hosts import Srun, Ssh
 from collectives.launch.job import NamedHost, Place, allocated, parse_file, parse_list, share_out
-from frontends.command_line.arguments import port
+from frontends.command_line.arguments import add_ssh, check_ssh
 from transports.core_count import usable_cores
 from transports.errors import ConfigError
+
+HOSTS: Final = "-H or --hostfile"
 
 
 def add_hosts(group: Any) -> None:
@@ -35,8 +37,7 @@ def add_host_names(group: Any) -> None:
 
 def add_ways(group: Any) -> None:
     """Add the options on the ways to hosts."""
-    group.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="port of the hosts' ssh servers")
-    group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    add_ssh(group, "the hosts' ssh servers")
     group.add_argument(
         "--network-interface",
         "--network-interfaces",
@@ -45,17 +46,24 @@ def add_ways(group: Any) -> None:
     )
 
 
+def names_hosts(args: argparse.Namespace) -> bool:
+    """True if hosts are named. Ends by a usage error for options of ssh without any."""
+    named = args.hosts is not None or args.hostfile is not None
+    check_ssh(args, HOSTS, named)
+    return named
+
+
 def hosts_of(args: argparse.Namespace) -> list[NamedHost] | None:
-    """The hosts of `-H` or `--hostfile`; None if neither was given. Raises ConfigError."""
+    """The hosts of `-H` or `--hostfile`; None if neither was given, as with `names_hosts`. Raises ConfigError."""
+    if not names_hosts(args):
+        return None
     if args.hosts is not None:
         return parse_list(args.hosts)
-    if args.hostfile is not None:
-        try:
-            text = Path(args.hostfile).read_text("utf-8-sig")
-        except (OSError, UnicodeError) as error:
-            raise ConfigError(f"--hostfile {args.hostfile}: cannot be read: {error}") from error
-        return parse_file(text, args.hostfile)
-    return None
+    try:
+        text = Path(args.hostfile).read_text("utf-8-sig")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--hostfile {args.hostfile}: cannot be read: {error}") from error
+    return parse_file(text, args.hostfile)
 
 
 def as_places(hosts: Sequence[NamedHost], np: int | None, way: Ssh | Srun) -> list[Place]:

@@ -16,8 +16,8 @@ from collectives.config import Config
 from collectives.launch import run
 from collectives.startup import init
 from collectives.world_communicator import shutdown, world
-from frontends.command_line.arguments import count
-from frontends.command_line.host_arguments import add_hosts, places_of
+from frontends.command_line.arguments import check_use, count
+from frontends.command_line.host_arguments import HOSTS, add_hosts, names_hosts, places_of
 from frontends.command_line.run import run_job, start_timeout, variables_of
 from transports import launchers
 from transports.core_count import usable_cores
@@ -60,9 +60,16 @@ def size_of(args: argparse.Namespace) -> int:
     launch = _launch(args)
     if launch is not None:
         return launch.size
-    if args.hosts is not None or args.hostfile is not None:
+    if _names_hosts(args):
         return sum(len(place.ranks) for place in places_of(args))
     return DEFAULT_RANKS if args.np is None else args.np
+
+
+def _names_hosts(args: argparse.Namespace) -> bool:
+    """True if hosts are named. Ends by a usage error for options on hosts without any."""
+    named = names_hosts(args)
+    check_use(args, "--network-interface", args.network_interface, HOSTS, named)
+    return named
 
 
 def _launch(args: argparse.Namespace) -> launchers.Launch | None:
@@ -87,13 +94,13 @@ def measure_on_ranks(
     Raises the error of the rank that failed first, or of this rank; ConfigError if -np is not the launcher's number.
     """
     Config.load({} if args.transport is None else {"transport": args.transport})
-    launch = _launch(args)
+    launch, named = _launch(args), _names_hosts(args)
+    if launch is None and named:
+        return _on_hosts(args)
     if launch is None or launch.rank == 0:
         _warn_of_load(args.parser.prog)
     if launch is not None:
         return Measured(_in_this_rank(fn, task, args.transport), launch.size, launch.rank == 0)
-    if args.hosts is not None or args.hostfile is not None:
-        return _on_hosts(args)
     size = size_of(args)
     return Measured(run(fn, size, (task,), transport=args.transport, timeout=timeout)[0], size, True)
 

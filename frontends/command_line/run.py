@@ -53,7 +53,7 @@ from collectives.launch.supervision import (
 )
 from collectives.scaling import Cooldown, Terms
 from frontends.command_line import horovod_settings
-from frontends.command_line.arguments import count, output_folder, positive, seconds, whole
+from frontends.command_line.arguments import check_ssh, count, output_folder, positive, seconds, whole
 from frontends.command_line.host_arguments import add_host_names, add_ways, places_of
 from transports import launchers, registry
 from transports.auth import new_secret
@@ -429,8 +429,8 @@ def run_job(command: Sequence[str], extra: Mapping[str, str], **options: Any) ->
 def run_node(args: argparse.Namespace, command: Sequence[str], extra: Mapping[str, str], options: Any) -> int:
     """Run the ranks of one of several nodes that were started by hand; the exit code of the job. Raises RondeError."""
     check_system()
-    if args.hosts is not None or args.hostfile is not None:
-        args.parser.error("--nodes starts this node alone: give it without -H and --hostfile")
+    if any(value is not None for value in (args.hosts, args.hostfile, args.ssh_port, args.ssh_identity_file)):
+        args.parser.error("--nodes starts this node alone: give it without -H, --hostfile, --ssh-port and -i")
     if args.meet is None or args.node_rank is None or not 0 <= args.node_rank < args.nodes:
         args.parser.error(f"--nodes {args.nodes} needs --meet HOST:PORT and --node-rank, 0 to {args.nodes - 1}")
     host, port = parse_address(args.meet)
@@ -520,6 +520,7 @@ def way_and_discovery(args: argparse.Namespace, terms: Terms) -> tuple[Ssh | Sru
     named = [name for name in ("hosts", "hostfile", "host_discovery_script", "discover_dns") if getattr(args, name)]
     if len(named) > 1:
         args.parser.error(f"{_option(named[1])}: not allowed with {_option(named[0])}")
+    check_ssh(args, "hosts that are named or found, such as -H", named)
     if args.host_discovery_script is not None:
         return ssh, script(args.host_discovery_script, slots)
     if args.discover_dns is not None:

@@ -256,6 +256,11 @@ def test_an_unknown_option_is_reported_by_its_command(
         (["--start-timeout", "-1"], "--start-timeout: '-1': must be a number of seconds, more than 0"),
         (["--start-timeout", "inf"], "--start-timeout: 'inf': must be a number of seconds, more than 0"),
         (["--grace", "-1"], "--grace: '-1': must be a number of seconds, 0 or more"),
+        (["-p", "2222"], "--ssh-port 2222: is for -H or --hostfile; give it as well"),
+        (["--min-np", "1", "-p", "2222"], "--ssh-port 2222: is for hosts that are named or found, such as -H"),
+        (["--nodes", "2", "-p", "2222"], "--nodes starts this node alone: give it without -H, --hostfile, --ssh-port"),
+        (["-H", "h1", "-i", "no/key"], "-i/--ssh-identity-file: 'no/key': there is no such file"),
+        (["-i", __file__], f"--ssh-identity-file {__file__}: is for -H or --hostfile; give it as well"),
     ],
 )
 def test_options_of_run_are_checked_before_the_start(
@@ -265,6 +270,21 @@ def test_options_of_run_are_checked_before_the_start(
         cli.main(["run", *options, "true"])
     assert ended.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([command, "--network-interface", "lo"] for command in ("bench", "tune", "doctor")),
+        *([command, "--ssh-port", "2222"] for command in ("bench", "tune", "doctor", "top")),
+        ["top", "-i", __file__],
+    ],
+)
+def test_options_on_hosts_need_hosts(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    assert ": is for " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

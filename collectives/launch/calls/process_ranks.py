@@ -19,7 +19,7 @@ from collectives.launch.calls.notebook import RankOutput
 from collectives.launch.calls.outcome import Failure, Outcome, load
 from collectives.launch.calls.worker import send, without_interrupts, work
 from collectives.launch.processes import describe_status
-from transports import launchers, rendezvous
+from transports import launchers, registry, rendezvous
 from transports.auth import new_secret
 from transports.interfaces import choose_address
 from transports.moments import seconds_until
@@ -146,7 +146,8 @@ class ProcessRanks:
         return [process.outcome for process in unfinished if process.outcome is not None]
 
     def close(self, *, abort: bool) -> None:
-        """Wait for the processes (not with `abort`), then terminate and at last kill them. Releases everything."""
+        """Wait for the processes (not with `abort`), then terminate and at last kill them. Releases everything, also
+        the shared memory that those have named which could not do so themselves."""
         with self._resources:
             started = [process for process in self._processes if process.process.pid is not None]
             for end in ([] if abort else [None]) + [BaseProcess.terminate, BaseProcess.kill]:
@@ -157,6 +158,8 @@ class ProcessRanks:
                 for process in started:
                     if connection.wait([process.end], seconds_until(deadline)):
                         process.process.join()  # a sentinel is ready a moment before the process has ended
+            if any(process.process.exitcode for process in started):
+                registry.remove_abandoned(self._config.transport_options("shm").directory)
             for process in started:
                 if process.process.exitcode is not None:
                     process.process.close()

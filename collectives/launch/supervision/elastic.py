@@ -114,7 +114,7 @@ class ElasticJob:
         self._end = end
         self._resources = contextlib.ExitStack()
         self._mailbox = self._resources.enter_context(contextlib.closing(Mailbox(selector)))
-        self._named: dict[str, int] = {}  # slots of the hosts, as the last look named them
+        self._named: dict[str, int] | None = None  # slots of the hosts, as the last look named them
         self._trouble = ""  # of the last look for hosts
         self._looks_since: float | None = None  # the beginning of the present look
         self._store: Store | None = None
@@ -237,8 +237,8 @@ class ElasticJob:
         self.plan.met(ranks, time.monotonic())
 
     def _on_found(self, hosts: Sequence[NamedHost]) -> None:
-        self._trouble = ""
         names = {host.name: host.slots for host in hosts}
+        self._trouble = "" if names else f"{self._job.discovery}: names no host with slots"
         for name in [name for name in self.places if name not in names and not self.plan.is_open(name)]:
             del self.places[name]
         for host in hosts:

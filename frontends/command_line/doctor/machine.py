@@ -20,7 +20,7 @@ from collectives.version import __version__
 from frontends.command_line.arguments import check_use, count, positive
 from frontends.command_line.doctor import cluster
 from frontends.command_line.doctor.facts import first_version, frameworks, gpu_software
-from frontends.command_line.host_arguments import add_hosts, hosts_of
+from frontends.command_line.host_arguments import HOSTS, add_hosts, hosts_of
 from transports import copying, launchers, registry
 from transports.core_count import usable_cores
 from transports.errors import ConfigError
@@ -80,6 +80,7 @@ def main(args: argparse.Namespace) -> int:
     check_use(args, "-np", args.np, "--calibrate", args.calibrate)
     if args.cluster or hosts is not None or (allocated(os.environ) is not None and not args.calibrate):
         return cluster.main(args, hosts)
+    check_use(args, "--network-interface", args.network_interface, f"--cluster, {HOSTS}", given=False)
     findings = examine()
     if args.calibrate and not findings["problems"]:
         findings["calibration"] = run(calibration, args.np or 2)[0]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from frontends.command_line.arguments import check_use, interval, new_folder, port
+from frontends.command_line.arguments import add_ssh, check_ssh, check_use, interval, new_folder, port
 from frontends.command_line.top.keys import Keys, keys, usable
 from frontends.command_line.top.sources import Here, Source
 from frontends.needs import needs
@@ -74,8 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     ways = parser.add_argument_group("another host")
     ways.add_argument("-H", "--host", metavar="HOST", help="host with ranks of the job, which ssh reaches")
-    ways.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="port of its ssh server")
-    ways.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    add_ssh(ways, "its ssh server")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -83,6 +82,7 @@ def main(args: argparse.Namespace) -> int:
     check_use(args, "--into", args.into, "--save", args.save)
     check_use(args, "--address", args.address, "--metrics", args.metrics)
     check_use(args, "--listen", args.listen, "--web or --metrics", args.web or args.metrics)
+    check_ssh(args, "-H", args.host is not None)
     if args.list:
         if args.host is not None:
             raise ConfigError(f"--list: lists the jobs of this host; give it without -H {args.host}")

@@ -20,6 +20,8 @@ import pytest
 import collectives as ronde
 from collectives.launch.calls.outcome import Failure, dump, load, root_cause
 from tests.collectives.launch.launcher import BOUND, Watch, environment
+from transports import shm
+from transports.shm.segments import Segment, is_segment
 
 PROCESSES = "tcp"
 KINDS = ["local", PROCESSES]
@@ -64,6 +66,11 @@ def vanish() -> None:
     if ronde.rank() == 1:
         os._exit(7)
     ronde.barrier()
+
+
+def die_with_named_memory(path: Path) -> None:
+    path.write_text(Segment.create(4096).path)
+    os._exit(7)
 
 
 def die_in_a_piece() -> None:
@@ -206,6 +213,16 @@ def test_large_results() -> None:
 def test_error_names_a_rank_that_exits() -> None:
     with pytest.raises(RuntimeError, match=r"rank 1 \(pid \d+\) exited with 7"):
         run(vanish)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(shm.usable() is not None, reason=str(shm.usable()))
+def test_memory_that_a_killed_rank_has_named_is_removed(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="exited with 7"):
+        ronde.run(die_with_named_memory, 1, (tmp_path / "name",), transport=PROCESSES, timeout=TIMEOUT)
+    path = (tmp_path / "name").read_text()
+    assert is_segment(path)
+    assert not os.path.exists(path)
 
 
 @pytest.mark.processes

@@ -222,6 +222,17 @@ def test_too_few_slots(tmp_path: Path) -> None:
     assert b"exited with 3: no hosts yet" in done.stderr
 
 
+def test_a_script_that_names_no_hosts_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "discover"
+    script.write_text("#!/bin/sh\necho h1:0\n")
+    script.chmod(0o755)
+    command = ("run", "--min-np", "2", "--host-discovery-script", str(script), "--elastic-timeout", "1.5", "true")
+    done = ronde(*command)
+    assert done.returncode == 1
+    assert b"ronde: hosts: (none)\n" in done.stderr
+    assert f"(--elastic-timeout); --host-discovery-script {script}: names no host with slots\n" in done.stderr.decode()
+
+
 def test_e7_a_script_that_never_ends_is_named(tmp_path: Path) -> None:
     script = tmp_path / "discover"
     script.write_text("#!/bin/sh\nsleep 600\n")
