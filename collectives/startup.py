@@ -311,7 +311,10 @@ def _connect_at(place: _Place, settings: Config, deadline: float) -> Communicato
     assert place.number is not None
     if place.size > 1:
         deadline += _prepare(settings, 0.0)
-    group = join(place.number, place.size, place.store, secret=place.secret, generation=None, deadline=deadline)
+    terms = terms_of(settings.transport, settings.standbys)
+    group = join(
+        place.number, place.size, place.store, secret=place.secret, generation=None, deadline=deadline, terms=terms
+    )
     if group.generation:
         withdraw_left_out(place.store, place.number)
     failure = None

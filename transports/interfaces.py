@@ -85,9 +85,8 @@ def choose_address(interface: str, hint: str | None) -> str:
     """
     if not interface:
         return _loopback() if hint is None else _toward(hint)
-    try:
-        address = ipaddress.ip_address(interface)
-    except ValueError:
+    address = _read(interface)
+    if address is None:
         return _of_interface(interface, hint)
     if address.is_unspecified:
         raise ConfigError(f"interface={interface!r}: must be one address, not all of them; {_existing()}")
@@ -98,9 +97,8 @@ def choose_address(interface: str, hint: str | None) -> str:
 
 def canonical(host: str) -> str:
     """One text for all ways to write a host's name or address: 'fd00::2' for 'FD00:0::2', 'h1' for 'H1.'."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    address = _read(host)
+    if address is None:
         return host.lower().rstrip(".")
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)
@@ -113,9 +111,8 @@ def is_this_host(host: str) -> bool:
     machine's if it leads here. Under another name this machine counts as another one.
     """
     host = canonical(host)
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    address = _read(host)
+    if address is None:
         own = canonical(socket.gethostname())
         if host in ("localhost", own, own.partition(".")[0]):
             return True
@@ -138,6 +135,14 @@ def outward_address(sock: socket.socket) -> str | None:
     """The local address of a connected socket; None if it is loopback, which leads nowhere."""
     address = _local(sock)
     return None if ipaddress.ip_address(address).is_loopback else address
+
+
+def _read(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a text is; None if it is a name."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
 
 
 def _toward(hint: str) -> str:

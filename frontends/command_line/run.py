@@ -367,6 +367,8 @@ def main(args: argparse.Namespace) -> int:
     if args.nodes is not None:
         return run_node(args, command, extra, options)
     places = places_of(args)
+    if args.network_interface and any(place.is_here for place in places):
+        choose_address(args.network_interface, None)  # one error now, instead of one of each rank
     if all(place.is_here for place in places) and not args.module:
         check_file(args.command)
     return run_job(command, extra, places=places, **options)

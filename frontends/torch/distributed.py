@@ -31,6 +31,7 @@ from collectives import Communicator, Config, Status, connect
 from collectives import Work as Ours
 from collectives.compression import Compressor, State
 from collectives.endings import END_SECONDS, end_with_process
+from collectives.membership import terms_of
 from frontends.horovod import rows_for
 from frontends.torch import streams
 from frontends.torch.calls import collective, message
@@ -86,7 +87,9 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup
     with contextlib.ExitStack() as resources:
         try:
             meeting, secret = open_store(store, rank, deadline, resources, config.load_tls())
-            communicator = connect(join(rank, size, meeting, secret=secret, deadline=deadline), config, deadline)
+            terms = terms_of(config.transport, config.standbys)
+            group = join(rank, size, meeting, secret=secret, deadline=deadline, terms=terms)
+            communicator = connect(group, config, deadline)
         except RondeError as error:
             raise dist.DistBackendError(str(error)) from error
         monitored = MonitoredBarrier(own_part(store, secret), rank, size)

@@ -272,6 +272,13 @@ def test_options_of_run_are_checked_before_the_start(
     assert complaint in capsys.readouterr().err
 
 
+def test_an_interface_that_this_host_does_not_have_is_an_error_of_the_launcher(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["run", "-np", "1", "--network-interface", "nosuch0", "true"]) == 2
+    assert "interface='nosuch0': is not an interface or address of this machine" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [

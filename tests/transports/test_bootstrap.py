@@ -164,6 +164,16 @@ def test_members_stand_in_the_order_of_ranks(store: Store, monkeypatch: pytest.M
         assert all(outcome.result(30).members == tuple(members) for outcome in outcomes)
 
 
+def test_ranks_with_other_terms_are_named_on_all_ranks(store: Store) -> None:
+    terms = ["over tcp", "", "over shm"]
+    with ThreadPoolExecutor(3) as pool:
+        outcomes = [pool.submit(join, rank, 3, store, deadline=soon(), terms=terms[rank]) for rank in range(3)]
+    for outcome in outcomes:
+        with pytest.raises(ConfigError, match="do not fit together") as caught:
+            outcome.result(30)
+        assert f"rank 0 ({this_member()}) has over tcp, rank 2 ({this_member()}) has over shm" in str(caught.value)
+
+
 def test_world_of_one(store: Store) -> None:
     group = join(0, 1, store, deadline=soon())
     assert (group.rank, group.size, group.secret, group.generation) == (0, 1, b"", 0)

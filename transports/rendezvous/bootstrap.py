@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from transports.auth import check_secret
@@ -88,7 +88,14 @@ def host_identity() -> str:
 
 
 def join(
-    rank: int, size: int, store: Store, *, secret: bytes = b"", generation: int | None = 0, deadline: float
+    rank: int,
+    size: int,
+    store: Store,
+    *,
+    secret: bytes = b"",
+    generation: int | None = 0,
+    deadline: float,
+    terms: str = "",
 ) -> Group:
     """Meet the other ranks in `store`. Collective: `size` processes with different ranks and the same size.
 
@@ -103,11 +110,13 @@ def join(
                 generation is undecided, it is taken instead, so that two processes with the same rank meet there and
                 fail. If another process still is the rank in the generation before, the ranks of both fail; see
                 `leave`. The second and later meetings cost five calls more.
+    terms       what must be equal on all ranks, as text; not compared with ranks that give none
 
     Raises
         DeadlineExceeded  naming every missing rank
         RendezvousError   two processes have the same rank, or sizes differ (both are named); or the store failed
-        ValueError        a bad rank, size or generation;  ConfigError  a secret that is too short
+        ConfigError       the terms of two ranks differ (on all ranks; both are named), or a secret that is too short
+        ValueError        a bad rank, size or generation
     The store stays open in any case; it belongs to the caller.
     """
     if size < 1:
@@ -119,7 +128,7 @@ def join(
     check_secret(secret)
 
     def meeting_of(number: int) -> Meeting:
-        return Meeting(rank, size, this_member(), store.prefixed(f"generation-{number}"), deadline)
+        return Meeting(rank, size, this_member(), store.prefixed(f"generation-{number}"), deadline, terms)
 
     if generation is None:
         generation, meeting = enter_next(rank, store, meeting_of)
@@ -238,12 +247,13 @@ class Meeting:
     The key `members` has the decision: the table of all members, or the first error that a rank has found.
     """
 
-    def __init__(self, rank: int, size: int, member: Member, store: Store, deadline: float) -> None:
+    def __init__(self, rank: int, size: int, member: Member, store: Store, deadline: float, terms: str = "") -> None:
         self._rank = rank
         self._size = size
         self._member = member
         self._store = store
         self._deadline = deadline
+        self._terms = terms
         self._begun = time.monotonic()
 
     def enter(self) -> None:
@@ -260,7 +270,7 @@ class Meeting:
     def try_to_enter(self) -> bool:
         """Tell the others about this rank; False if the place is taken or the size differs. Raises RendezvousError."""
         try:
-            self._store.put_row(_MEMBERS, self._rank, self._size, pack_member(self._member))
+            self._store.put_row(_MEMBERS, self._rank, self._size, pack_member(self._member, self._terms))
         except ValueError:
             return False
         return True
@@ -272,17 +282,23 @@ class Meeting:
 
     def result(self) -> dict[int, Member]:
         """Wait for the others; the members by their ranks, but those that were given up. Raises DeadlineExceeded,
-        RendezvousError."""
+        RendezvousError; ConfigError if the terms of two of them differ."""
         try:
             decision = self._store.get(_MEMBERS, self._deadline)
         except DeadlineExceeded:
             decision = self._store.set_default(_MEMBERS, pack({"error": to_wire(self._overdue())}))
+        rows = self._rows(decision)
+        _check_terms(rows)
+        return {rank: member for rank, (member, _) in rows.items()}
+
+    def _rows(self, decision: bytes) -> dict[int, tuple[Member, str]]:
+        """The members of the decided table, each with its terms. Raises the error that was decided, RendezvousError."""
         try:
             if is_table(decision):
-                members = _members(read_table(decision), self._size)
-                if self._rank not in members:
+                rows = _rows(read_table(decision), self._size)
+                if self._rank not in rows:
                     raise RendezvousError(self._given_up(), rank=self._rank)
-                return members
+                return rows
             match unpack(decision):
                 case {"error": dict(fields)}:
                     error = from_wire(fields)
@@ -331,28 +347,43 @@ _GIVEN_UP: Final = pack([])
 """The row of a rank whose process has ended."""
 
 
-def pack_member(member: Member) -> bytes:
-    """The row of a member in a table."""
-    return pack([member.host, member.hostname, member.pid, member.start, member.space, f"{member.cores:x}"])
-
-
-def _members(rows: list[bytes], size: int) -> dict[int, Member]:
-    """The members of a complete table by their ranks. Raises RendezvousError."""
-    if len(rows) != size:
-        raise RendezvousError("the store holds a value that is not the table of ranks")
-    texts: dict[str, str] = {}  # members of a host share the same
-    return {rank: unpack_member(row, texts) for rank, row in enumerate(rows) if row != _GIVEN_UP}
+def pack_member(member: Member, terms: str = "") -> bytes:
+    """The row of a member in a table. `terms`: see `join`."""
+    return pack([member.host, member.hostname, member.pid, member.start, member.space, f"{member.cores:x}", terms])
 
 
 def unpack_member(row: bytes, texts: dict[str, str] | None = None) -> Member:
     """The member that `pack_member` has packed. Members with the same `texts` share equal texts. Raises
     RendezvousError."""
+    return _unpack_row(row, {} if texts is None else texts)[0]
+
+
+def _rows(rows: list[bytes], size: int) -> dict[int, tuple[Member, str]]:
+    """The members of a complete table by their ranks, each with its terms. Raises RendezvousError."""
+    if len(rows) != size:
+        raise RendezvousError("the store holds a value that is not the table of ranks")
+    texts: dict[str, str] = {}  # members of a host share the same
+    return {rank: _unpack_row(row, texts) for rank, row in enumerate(rows) if row != _GIVEN_UP}
+
+
+def _unpack_row(row: bytes, texts: dict[str, str]) -> tuple[Member, str]:
+    """A member and its terms. Raises RendezvousError."""
     try:
         match unpack(row):
-            case [str(host), str(hostname), int(pid), int(start), int(space), str(cores)]:
-                if texts is not None:
-                    host, hostname = texts.setdefault(host, host), texts.setdefault(hostname, hostname)
-                return Member(host, hostname, pid, start, space, int(cores, 16))
+            case [str(host), str(hostname), int(pid), int(start), int(space), str(cores), str(terms)]:
+                host, hostname, terms = (texts.setdefault(text, text) for text in (host, hostname, terms))
+                return Member(host, hostname, pid, start, space, int(cores, 16)), terms
     except ValueError as error:
         raise RendezvousError(f"the store holds something that cannot be read: {error}") from error
     raise RendezvousError("the store holds a value that is not the host and process of a rank")
+
+
+def _check_terms(rows: Mapping[int, tuple[Member, str]]) -> None:
+    """Raise ConfigError, the same on all ranks, if the terms of two ranks differ."""
+    given: dict[str, int] = {}
+    for rank, (_, terms) in rows.items():
+        if terms:
+            given.setdefault(terms, rank)
+    if len(given) > 1:
+        texts = [f"rank {rank} ({rows[rank][0]}) has {terms}" for terms, rank in given.items()]
+        raise ConfigError(f"the ranks do not fit together: {', '.join(texts[:2])}")
