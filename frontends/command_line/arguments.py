@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from transports.errors import ConfigError
 from transports.moments import LONGEST_WAIT
 
 MOST_BYTES: Final = 1 << 50
@@ -78,6 +80,15 @@ def output_file(text: str) -> Path:
     if not writable:
         raise argparse.ArgumentTypeError(f"{text!r}: cannot be written")
     return path
+
+
+@contextlib.contextmanager
+def writing(path: Path, option: str = "") -> Iterator[None]:
+    """The body writes this file, which an option has named: its OSError becomes a ConfigError that names both."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}".lstrip()) from error
 
 
 def output_folder(text: str) -> Path:

@@ -22,7 +22,16 @@ from collectives.arrays import UFUNCS, Array, check_dtype, check_op, named_dtype
 from collectives.communicator import Communicator
 from collectives.config import Config
 from collectives.gpu import cuda
-from frontends.command_line.arguments import add_sizes, check_use, count, output_file, positive, sizes_of, whole
+from frontends.command_line.arguments import (
+    add_sizes,
+    check_use,
+    count,
+    output_file,
+    positive,
+    sizes_of,
+    whole,
+    writing,
+)
 from frontends.command_line.beside import COLLECTIVES as BESIDE
 from frontends.command_line.beside import (
     LIBRARIES,
@@ -201,7 +210,8 @@ def _main(arguments: argparse.Namespace) -> int:
         transport = Config.load({"transport": arguments.transport} if arguments.transport else {}).transport
         about = machine() | (cuda().facts() if arguments.device == "cuda" else {})
         report = {"task": asdict(task), "ranks": measured.size, "transport": transport, "machine": about}
-        arguments.json.write_text(json.dumps(report | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        with writing(arguments.json, "--json"):
+            arguments.json.write_text(json.dumps(report | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     if arguments.plot is not None and measured.first:
         times = {
             "out of place": [(row.size, row.time / 1e6) for row in rows],
@@ -237,7 +247,8 @@ def _compare(arguments: argparse.Namespace, ranks: int) -> int:
     if arguments.json is not None:
         report = {"machine": machine(), "ranks": ranks, "transport": transport, "versions": versions}
         report["lines"] = [asdict(line) for line in lines]
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        with writing(arguments.json, "--json"):
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     if arguments.plot is not None:
         plot(lines, names, f"{ranks} ranks, {transport}", arguments.plot)
     return 1 if any(line.wrong for line in lines) else 0

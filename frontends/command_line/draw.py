@@ -11,7 +11,7 @@ from typing import Final
 from collectives.algorithms import Algorithm, algorithms
 from collectives.drawing import MOST_RANKS, Picture, draw_animation, draw_svg, draw_text, picture_of
 from collectives.schedule import SPECS
-from frontends.command_line.arguments import count, output_file, whole
+from frontends.command_line.arguments import count, output_file, whole, writing
 
 _FORMS: Final[dict[str, Callable[[Picture], str]]] = {".svg": draw_svg, ".html": draw_animation, ".txt": draw_text}
 DESCRIPTION: Final = "Draw an algorithm from the steps that run: as text, or as SVG or an animated page in a file."
@@ -68,7 +68,8 @@ def main(args: argparse.Namespace) -> int:
     if args.output is None:
         sys.stdout.write(draw_text(picture, shutil.get_terminal_size((120, 24)).columns) + "\n")
         return 0
-    args.output.write_text(_FORMS[args.output.suffix](picture), encoding="utf-8")
+    with writing(args.output, "--output"):
+        args.output.write_text(_FORMS[args.output.suffix](picture), encoding="utf-8")
     return 0
 
 

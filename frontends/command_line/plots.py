@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from frontends.command_line.arguments import output_file
-from transports.errors import ConfigError
+from frontends.command_line.arguments import output_file, writing
 
 _SUFFIXES: Final = (".png", ".svg", ".pdf")
 
@@ -108,7 +107,5 @@ def _figure(title: str, rows: float) -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    try:
+    with writing(path):
         figure.savefig(path, dpi=100)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

@@ -16,13 +16,12 @@ from collectives.planning import Costs, Rule, Rules
 from collectives.proof import Network, Topology, simulate_on
 from collectives.schedule import SPECS
 from collectives.simulation import Prediction, choices, predict_call, predict_step
-from frontends.command_line.arguments import byte_count, output_file
+from frontends.command_line.arguments import byte_count, output_file, writing
 from frontends.command_line.bench import bus_factor
 from frontends.command_line.measuring import progress
 from frontends.command_line.plots import Curves, add_plot, plot_scaling, plot_sizes
 from frontends.command_line.training import read_layers, read_trace
 from frontends.command_line.tune import Found, rules
-from transports.errors import ConfigError
 
 DESCRIPTION: Final = "Simulate collectives on a network of hosts, from the steps that run."
 EXAMPLES: Final = """\
@@ -252,10 +251,8 @@ def _write_rules(args: argparse.Namespace, networks: list[Network]) -> None:
         table += rules(found, network.size, "")
     costs = _costs(networks[0])
     made = Rules(rules=tuple(table), costs=(costs,))
-    try:
+    with writing(args.rules, "--rules"):
         made.write(args.rules, f"Written by: ronde {' '.join(args.words)}\nsimulated, not measured")
-    except OSError as error:
-        raise ConfigError(f"--rules {args.rules}: cannot be written: {error.strerror}") from error
     sys.stdout.write(f"{len(table)} rules in {args.rules}\n")
 
 
@@ -277,11 +274,9 @@ def _write_timeline(args: argparse.Namespace, network: Network) -> None:
         args.parser.error(f"--timeline: the first of --ranks is {network.size}, it must be {MOST_IN_TIMELINE} at most")
     found = predict_call(network, args.collective, args.size[-1], algorithm=args.algorithm)
     algorithm = algorithms(args.collective)[found.algorithm]
-    try:
-        lines = ",\n".join(json.dumps(event) for event in _events(network, found, algorithm))
+    lines = ",\n".join(json.dumps(event) for event in _events(network, found, algorithm))
+    with writing(args.timeline, "--timeline"):
         args.timeline.write_text(f"[\n{lines}\n]\n", "utf-8")
-    except OSError as error:
-        raise ConfigError(f"--timeline {args.timeline}: cannot be written: {error.strerror}") from error
 
 
 def _events(network: Network, found: Prediction, algorithm: Any) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from collectives.metering import HEADER, Header
-from frontends.command_line.arguments import output_file
+from frontends.command_line.arguments import output_file, writing
 from frontends.command_line.plots import picture_file, plot_lanes
 from transports.errors import ConfigError
 
@@ -105,14 +105,11 @@ def main(args: argparse.Namespace) -> int:
     headers, events = merge(args.files)
     if _would_lose_a_rank(args.out, args.files, headers):
         raise ConfigError(f"OUT {args.out}: is the timeline of a rank, which would be lost; begin with another file")
-    try:
-        temporary = args.out.with_name(f".{args.out.name}.{os.getpid()}")
-        with contextlib.ExitStack() as cleaning:
-            cleaning.callback(temporary.unlink, missing_ok=True)
-            temporary.write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n", "utf-8")
-            temporary.replace(args.out)
-    except OSError as error:
-        raise ConfigError(f"{args.out}: cannot be written: {error.strerror}") from error
+    temporary = args.out.with_name(f".{args.out.name}.{os.getpid()}")
+    with writing(args.out), contextlib.ExitStack() as cleaning:
+        cleaning.callback(temporary.unlink, missing_ok=True)
+        temporary.write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n", "utf-8")
+        temporary.replace(args.out)
     ranks = ", ".join(str(header["rank"]) for header in headers)
     missing = sorted(set(range(headers[0]["size"])) - {header["rank"] for header in headers})
     worst = max(header["error"] for header in headers)

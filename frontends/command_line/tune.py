@@ -17,7 +17,7 @@ import numpy as np
 from collectives.algorithms import algorithms
 from collectives.communicator import Communicator
 from collectives.planning import NO_LIMIT, CopyKernel, Costs, Rule, Rules
-from frontends.command_line.arguments import add_sizes, output_file, positive, sizes_of
+from frontends.command_line.arguments import add_sizes, output_file, positive, sizes_of, writing
 from frontends.command_line.bench import machine
 from frontends.command_line.measuring import add_ranks, measure_on_ranks, no_progress, progress, size_of
 from frontends.command_line.plots import Curves, add_plot, plot_sizes
@@ -125,7 +125,8 @@ def main(arguments: argparse.Namespace) -> int:
     (costs,) = table.costs
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
     words = " ".join(["ronde tune", *chosen, f"-np {measured.size} --transport {costs.transport}"])
-    table.write(arguments.output, f"Written by: {words}\n{about}")
+    with writing(arguments.output, "--output"):
+        table.write(arguments.output, f"Written by: {words}\n{about}")
     if arguments.plot is not None:
         charts: dict[str, Curves] = {}
         for one in found:

@@ -20,7 +20,7 @@ from collectives.observing import (
     explain,
     trace_events,
 )
-from frontends.command_line.arguments import output_file
+from frontends.command_line.arguments import output_file, writing
 from frontends.top import find
 from transports.base import runs
 from transports.errors import ConfigError
@@ -74,7 +74,8 @@ def main(args: argparse.Namespace) -> int:
         sys.stdout.write(line + "\n")
     if args.trace is not None:
         events = trace_events(explanation.snapshot.charges)
-        args.trace.write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n", "utf-8")
+        with writing(args.trace, "--trace"):
+            args.trace.write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n", "utf-8")
         sys.stdout.write(f"{args.trace}: the last calls of all ranks\n")
     return 0 if explanation.kind == Failure.NONE else 1
 

@@ -16,6 +16,8 @@ from frontends.command_line import cli
 from frontends.command_line import run as run_command
 from tests.collectives.launch.launcher import RONDE, environment, running
 
+SHORTLY = ("--min", "4", "--max", "4", "--seconds", "0.001")
+
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -277,6 +279,30 @@ def test_an_interface_that_this_host_does_not_have_is_an_error_of_the_launcher(
 ) -> None:
     assert cli.main(["run", "-np", "1", "--network-interface", "nosuch0", "true"]) == 2
     assert "interface='nosuch0': is not an interface or address of this machine" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["draw", "allreduce", "--algorithm", "ring", "-np", "2", "-o"], "--output"),
+        (["simulate", "allreduce", "--ranks", "2", "--size", "4", "--timeline"], "--timeline"),
+        (["simulate", "allreduce", "--ranks", "2", "--size", "4", "--rules"], "--rules"),
+        pytest.param(
+            ["bench", "allreduce", "-np", "2", "--transport", "local", *SHORTLY, "--json"],
+            "--json",
+            marks=pytest.mark.processes,  # it starts uname
+        ),
+        (["tune", "allreduce", "-np", "2", "--transport", "local", *SHORTLY, "-o"], "--output"),
+    ],
+)
+def test_a_file_on_a_full_disk_is_named(
+    words: list[str], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file.svg"
+    path.symlink_to("/dev/full")
+    assert cli.main([*words, str(path)]) == 2
+    assert f"ronde {words[0]}: {option} {path}: cannot be written: No space left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
