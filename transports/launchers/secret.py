@@ -21,8 +21,8 @@ _LONGEST: Final = 4096
 
 
 def given_secret(env: Env) -> bytes | None:
-    """The secret in RONDE_SECRET, or in the file that RONDE_SECRET_FILE names; None if neither is set. b"" means that
-    nothing is authenticated.
+    """The secret in RONDE_SECRET, or in the file that RONDE_SECRET_FILE names; None if neither is set. b"", from the
+    variable alone, means that nothing is authenticated.
 
     Raises ConfigError, which never shows the secret: it must be at least 32 hexadecimal digits, and the file must
     belong to this user and be closed to all others.
@@ -31,20 +31,28 @@ def given_secret(env: Env) -> bytes | None:
     if text is None and FILE_VARIABLE in env:
         path = env[FILE_VARIABLE]
         text, source = _read_private(path).strip(), f"the file {path!r} ({FILE_VARIABLE})"
+        if not text:  # as where the command that was to write it has failed
+            raise ConfigError(f"{source}: is empty; set {VARIABLE} to nothing for a job without authentication")
     if text is None:
         return None
     try:
         return check_secret(bytes.fromhex(text))
     except ValueError:
+        allowed = "an even number, or empty" if source == VARIABLE else "an even number"
         raise ConfigError(
-            f"{source}: must be at least {2 * MIN_SECRET} hexadecimal digits, an even number, or empty "
+            f"{source}: must be at least {2 * MIN_SECRET} hexadecimal digits, {allowed} "
             f"(its value, {len(text)} characters, is not shown)"
         ) from None
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, also a pipe that nobody writes to."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def _read_private(path: str) -> str:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
+        with open(path, encoding="ascii", errors="replace", opener=_open_at_once) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise ConfigError(f"{FILE_VARIABLE}={path!r}: must be a regular file")

@@ -124,6 +124,11 @@ def test_file_that_cannot_serve_is_named_and_its_text_is_not_shown(tmp_path: Pat
         job_from_environment(without_secret(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"'/dev/null': .*regular file"):
         job_from_environment(without_secret(Path(os.devnull)))
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ConfigError, match=r"pipe': .*regular file"):
+        job_from_environment(without_secret(tmp_path / "pipe"))
+    with pytest.raises(ConfigError, match=r"RONDE_SECRET_FILE.* is empty"):
+        job_from_environment(without_secret(private(tmp_path / "empty", "\n")))
     path = private(tmp_path / "secret", "not hexadecimal at all, but long enough")
     with pytest.raises(ConfigError, match=r"RONDE_SECRET_FILE.* 32 hexadecimal digits") as caught:
         job_from_environment(without_secret(path))
