@@ -134,12 +134,16 @@ def _listener(name: str) -> tuple[Path, socket.socket]:
     causes = []
     for place in runtime_folders():
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        early = place / f"{name}.new"
         try:
             own_folder(place)
-            listener.bind(str(place / name))
+            listener.bind(str(early))
             listener.listen(_MOST_AT_ONCE)
             listener.setblocking(False)
+            early.rename(place / name)  # not before it listens: `running_jobs` removes one that refuses
         except OSError as error:
+            with contextlib.suppress(OSError):  # it is not there, or in no folder of this user
+                early.unlink()
             listener.close()
             causes.append(f"{place}: {error.strerror or error}")
         else:

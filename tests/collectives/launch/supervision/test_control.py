@@ -41,6 +41,18 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
     return {"text": f"drained {request['drain']}"}
 
 
+def test_a_look_for_jobs_leaves_a_socket_that_does_not_listen_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Looking(socket.socket):
+        def listen(self, backlog: int = 1) -> None:
+            assert control.running_jobs() == []
+            super().listen(backlog)
+
+    monkeypatch.setattr(socket, "socket", Looking)
+    with selectors.DefaultSelector() as selector, contextlib.closing(ControlSocket(selector, "0a", answer)) as door:
+        assert control.running_jobs() == ["0a"]
+        assert [path.name for path in door.path.parent.iterdir()] == ["0a.sock"]
+
+
 @contextlib.contextmanager
 def serving(selector: selectors.BaseSelector) -> Iterator[None]:
     """A thread makes the calls of a selector meanwhile."""
