@@ -447,10 +447,11 @@ class MatchQueue:
 
     def misfit(self, receive: Receive, peer: int, check: int, length: int) -> MismatchError:
         """The error of a receive whose frame, from `peer`, has another length or check."""
+        came, expected = f"{length} bytes", f"{len(receive.view)} bytes"
+        if check != receive.check:
+            came, expected = f"{came}, check {check:#010x}", f"{expected}, check {receive.check:#010x}"
         return MismatchError(
-            f"the frame from rank {peer} does not fit the receive posted for it: "
-            f"{length} bytes, check {check:#010x} came; "
-            f"{len(receive.view)} bytes, check {receive.check:#010x} expected",
+            f"the frame from rank {peer} does not fit the receive posted for it: {came} came; {expected} expected",
             rank=self.rank,
             peer=peer,
         )

@@ -480,7 +480,7 @@ def _made() -> dict[str, Datatype]:
     found = {}
     for name, dtype in predefined.DTYPES.items():
         body = DatatypeBody(layouts.basic(dtype), dtype, "NAMED", {})
-        body.predefined, body.name = name, f"MPI_{name}"
+        body.predefined, body.name = name, f"MPI_{predefined.STANDARD_NAMES.get(name, name)}"
         found[name] = Datatype.of(body)
     return found
 

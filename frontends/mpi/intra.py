@@ -36,6 +36,14 @@ def _check_equal(given: Block, result: Block, received: int) -> None:
         raise ValueError(f"message: {kinds[0]} is sent and {kinds[1]} received: must be equal")
 
 
+def _check_own(peers: Peers, sent: int, received: int) -> None:
+    """Raise ValueError if the bytes that this rank sends itself are not as many as it receives from itself."""
+    if sent != received:
+        raise ValueError(
+            f"message: rank {peers.rank} sends itself {sent} bytes and receives {received}: must be equally many"
+        )
+
+
 def barrier(peers: Peers) -> Plan:
     return Collective(peers, lambda: Call("barrier", (), {"timeout": PATIENCE}))
 
@@ -65,6 +73,8 @@ def _gathering(peers: Peers, sendbuf: Any, blocks: Blocks | None, root: int | No
         given = blocks.blocks[peers.rank]
     else:
         given = message(sendbuf, writable=False)
+        if blocks is not None and agreed:
+            _check_own(peers, given.nbytes, blocks.sizes[peers.rank])
 
     def prepare() -> Call:
         data = given.read().copy() if in_place else given.read()
@@ -108,6 +118,8 @@ def _scattering(peers: Peers, blocks: Blocks | None, recvbuf: Any, root: int, *,
     if is_in_place(recvbuf) and not here:
         raise ValueError("message: IN_PLACE is allowed at the root alone")
     result = None if is_in_place(recvbuf) else message(recvbuf, writable=True)
+    if blocks is not None and result is not None and agreed:
+        _check_own(peers, blocks.sizes[root], result.nbytes)
 
     def prepare() -> Call:
         options: dict[str, Any] = {"timeout": PATIENCE, "agreed": agreed}
@@ -143,6 +155,8 @@ def scatterv(peers: Peers, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
 
 def _exchanging(peers: Peers, sent: Blocks | None, received: Blocks, equal: bool) -> Plan:
     """An alltoall; without `sent` the data are where the result goes."""
+    if sent is not None:
+        _check_own(peers, sent.sizes[peers.rank], received.sizes[peers.rank])
 
     def prepare() -> Call:
         data = received.read().copy() if sent is None else sent.read()

@@ -38,10 +38,19 @@ class Pickle:
         self.is_default = dumps is None and loads is None
         self._dumps = _pickle.dumps if dumps is None else dumps
         self._loads = _pickle.loads if loads is None else loads
-        takes_protocol = dumps is None or protocol is not None
-        self.PROTOCOL = _PROTOCOL if dumps is None and protocol is None else protocol
-        self._takes_protocol = takes_protocol
+        self._has_pickles = dumps is None
+        self._protocol = protocol
         self._threshold = threshold
+
+    @property
+    def PROTOCOL(self) -> int | None:
+        """Protocol of pickles, the second argument of `dumps`. None stands for the default, and leaves the argument out
+        for a `dumps` of the program."""
+        return _PROTOCOL if self._protocol is None and self._has_pickles else self._protocol
+
+    @PROTOCOL.setter
+    def PROTOCOL(self, protocol: int | None) -> None:
+        self._protocol = protocol
 
     @property
     def THRESHOLD(self) -> int:
@@ -54,9 +63,8 @@ class Pickle:
 
     def dumps(self, obj: Any) -> bytes:
         """The bytes of an object."""
-        if self._takes_protocol and self.PROTOCOL is not None:
-            return self._dumps(obj, self.PROTOCOL)
-        return self._dumps(obj)
+        protocol = self.PROTOCOL
+        return self._dumps(obj) if protocol is None else self._dumps(obj, protocol)
 
     def loads(self, data: Any) -> Any:
         """The object of bytes."""

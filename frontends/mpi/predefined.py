@@ -99,6 +99,8 @@ ALIASES: Final = {
     "F_DOUBLE_COMPLEX": "DOUBLE_COMPLEX",
     "TWOINT": "INT_INT",
 }
+STANDARD_NAMES: Final = {"INT_INT": "2INT"}
+"""Names in MPI's standard that no name of Python can be."""
 
 
 CODES: Final = {**_MPI, **_C, **_FORTRAN, **{name: dtype.char for name, dtype in _BFLOAT16.items()}}

@@ -377,6 +377,29 @@ def test_calls_that_do_not_fit_together_are_an_error_that_names_them(ranks: Run)
     assert ranks(2, body) == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("name", "sent", "received"),
+    [
+        ("Gather", np.zeros(2), np.zeros(6)),
+        ("Allgather", np.zeros(2), np.zeros(6)),
+        ("Allgatherv", np.zeros(2), [np.zeros(6), [3, 3]]),
+        ("Scatter", np.zeros(4), np.zeros(3)),
+        ("Alltoall", np.zeros(4), np.zeros(6)),
+        ("Alltoallv", [np.zeros(4), [2, 2]], [np.zeros(6), [3, 3]]),
+    ],
+)
+def test_a_rank_that_sends_itself_more_or_less_than_it_receives_is_told_so(
+    ranks: Run, name: str, sent: Any, received: Any
+) -> None:
+    def body(comm: Any) -> Any:
+        if comm.rank == 0:
+            with pytest.raises(ValueError, match="16 bytes and receives 24"):
+                getattr(comm, name)(sent, received)
+        return comm.allreduce(1)
+
+    assert ranks(2, body) == [2, 2]
+
+
 def test_what_is_left_out_says_so() -> None:
     MPI = mpi()
     for call in (

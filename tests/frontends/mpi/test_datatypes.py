@@ -216,6 +216,11 @@ def test_codes_are_those_of_mpi4py(name: str, code: str) -> None:
     assert (found.typechar, found.Get_size()) == (kind.typechar, kind.Get_size())
 
 
+def test_a_datatype_has_its_name_of_the_standard() -> None:
+    MPI = mpi()
+    assert [kind.Get_name() for kind in (MPI.TWOINT, MPI.INT_INT, MPI.LONG_INT)] == ["MPI_2INT"] * 2 + ["MPI_LONG_INT"]
+
+
 def test_datatypes_without_codes() -> None:
     MPI = mpi()
     assert (MPI.DATATYPE_NULL.typestr, MPI.DATATYPE_NULL.typechar) == ("", "")

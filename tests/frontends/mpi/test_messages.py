@@ -313,6 +313,21 @@ def test_other_picklers_and_buffers_apart(ranks: Run) -> None:
     assert ranks(2, body) == [(1, True, True), (0, True, True)]
 
 
+def test_the_protocol_of_pickles_may_change_and_be_the_default_again() -> None:
+    import pickle
+
+    MPI = mpi()
+    own = MPI.Pickle()
+    for protocol, used in ((0, 0), (None, pickle.HIGHEST_PROTOCOL)):
+        own.PROTOCOL = protocol
+        assert used == own.PROTOCOL
+        assert own.dumps([1]) == pickle.dumps([1], used)
+    other = MPI.Pickle(lambda *arguments: str(arguments[1:]).encode())
+    for protocol, told in ((None, b"()"), (3, b"(3,)"), (None, b"()")):
+        other.PROTOCOL = protocol
+        assert other.dumps("x") == told
+
+
 def test_threads_make_communicators_at_the_same_time(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         from collectives import world, world_scope
