@@ -78,8 +78,8 @@ allreduce (NCCL) alone.
 
 --beside: both are started as jobs of their own, by their own launchers, and take turns with the same calls on the same
 arrays of float32; every result is checked. The last column but two is the other library's time divided by Ronde's in
-the same round, as the median over the rounds: above 1, Ronde is faster. Gloo has sockets alone: --transport tcp for the
-same road.
+the same round, as the median over the rounds: above 1, Ronde is faster. Gloo has sockets alone: give --transport tcp
+to compare it over TCP.
 """
 
 

@@ -28,7 +28,7 @@ __all__ = [
 class ErrorFeedback:
     """One of Ronde's compressors, with the memory of what it has not sent yet, for one optimizer.
 
-    compressor   one of collectives.compression
+    compressor   one of ronde.compression
     memory       different on each rank; it begins anew when the communicator changes. A script that continues from a
                  checkpoint can pickle it and assign it again
 

@@ -41,7 +41,7 @@ def run(
     options    Horovod's other arguments; a warning names those that are given, because they have no effect
 
     Raises ValueError for other hosts, for which `ronde run` starts ranks, and for arguments that exclude each other;
-    TypeError for arguments that Horovod does not have; otherwise as `collectives.run`.
+    TypeError for arguments that Horovod does not have; otherwise as `ronde.run`.
     """
     unknown = [name for name in options if name not in _IGNORED]
     if unknown:

@@ -47,7 +47,7 @@ class GradientAverager:
         """op            Average by default; Sum, Adasum
         name          prefix of the operations' names
         in_place      write the results into the given arrays
-        compression   one of collectives.compression, with error feedback, for Average and Sum
+        compression   one of ronde.compression, with error feedback, for Average and Sum
         backward_passes_per_step   number of this rank's gradients that are averaged before they are combined; `wait`
                       returns None before that
 

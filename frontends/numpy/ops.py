@@ -59,7 +59,7 @@ def allreduce(
     op            Average by default, Sum, Adasum, Min, Max, Product. Averages of integer arrays are truncated
     in_place      write the results into the arrays themselves, which the returned tree contains
     prescale_factor, postscale_factor   factors before and after the reduction
-    compression   one of collectives.compression, for Average and Sum. GradientAverager adds error feedback
+    compression   one of ronde.compression, for Average and Sum. GradientAverager adds error feedback
 
     Raises TypeError or ValueError for a bad argument, such as a masked array or a dtype that cannot be communicated;
     ValueError on every rank, with the keys, if their trees have different ones. Raises HorovodInternalError if the

@@ -45,7 +45,7 @@ class TensorFlowState(VariablesState):
 
 
 def __getattr__(name: str) -> Any:
-    """Import TensorFlowKerasState, which is frontends.keras.elastic.KerasState, at its first use."""
+    """Import TensorFlowKerasState, which is ronde.keras.elastic.KerasState, at its first use."""
     if name == "TensorFlowKerasState":
         from frontends import keras
 

@@ -82,7 +82,7 @@ def DistributedOptimizer(
     """Return an optimizer that applies gradients combined over the ranks.
 
     optimizer                     of `tf.compat.v1.train`, eager or in a graph. For a Keras optimizer the result is
-                                  frontends.keras.DistributedOptimizer with the same arguments
+                                  ronde.keras.DistributedOptimizer with the same arguments
     compression                   Compression.none, .fp16, .bf16, any Compressor, or with loss and a memory of its own
                                   Compression.int8(), .topk(0.01), .powersgd(2), one for each optimizer
     sparse_as_dense               make IndexedSlices dense before they are combined

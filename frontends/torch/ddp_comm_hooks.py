@@ -24,7 +24,7 @@ from frontends.torch.distributed import ProcessGroup
 class CompressionState:
     """State of the hook for one model.
 
-    compressor      one of collectives.compression
+    compressor      one of ronde.compression
     process_group   the group over which gradients are averaged, on the backend `ronde`; None for the default group
     memory          error feedback by parameter, different on each rank: the part of the gradients that was not sent
                     yet. It can be pickled into a checkpoint, and passed to the state of the same model after loading

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,18 @@ def test_every_public_name_is_in_the_reference() -> None:
         text = generated.PARTS[name]()
         listed = {line.rpartition(".")[2] for line in text.splitlines() if line.startswith(("::: ", "## "))}
         assert set(generated.exported(f"ronde.{name}")) <= listed
+
+
+def test_every_module_of_the_reference_is_public() -> None:
+    page = (ROOT / "docs/reference/stability.md").read_text("utf-8").partition("Not public:")[0]
+    assert [name for name in (*MODULES, "mpi") if f"`ronde.{name}`" not in page] == []
+
+
+def test_every_extra_for_users_is_listed() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    section = (ROOT / "docs/platforms.md").read_text("utf-8").partition("### Extras")[2].partition("\n## ")[0]
+    of_developers = {"docs", "release", "check", "test", "compatibility"}
+    assert [name for name in extras if name not in of_developers and f"`{name}`" not in section] == []
 
 
 def test_pictures_are_up_to_date() -> None:
@@ -183,4 +196,8 @@ def test_the_site_builds_and_has_everything(tmp_path: Path) -> None:
             name for name in generated.exported(f"ronde.{module}") if f'id="ronde{"." + module}.{name}' not in page
         ] == []
     assert [name for name in settings() if f"<code>{name}</code>" not in reference["settings"]] == []
+    del reference["stability"]  # it tells of the older names
+    shown = {name: re.sub(r"<[^>]+>", "", page) for name, page in reference.items()}
+    inner = re.compile(r"\b(?:collectives|frontends)\.\w+")
+    assert [(name, found) for name, page in shown.items() for found in inner.findall(page)] == []
     assert [name for name in options() if f"<code>{html.escape(name)}</code>" not in reference["command-line"]] == []

@@ -75,8 +75,9 @@ class _Tensors(Arrays):
 
 
 class ObjectState(horovod.ObjectState):
-    """Values kept as attributes, tensors and what refers to them included; see frontends.horovod.ObjectState. Tensors
-    that share memory share it again after `restore` and `sync`."""
+    """Values kept as attributes, tensors and what refers to them included: `state = ObjectState(epoch=0)`,
+    `state.epoch += 1`, `state.commit()`. A rank whose values differ from those of the others after a commit gets
+    theirs, as in Horovod. Tensors that share memory share it again after `restore` and `sync`."""
 
     library = _Tensors
 
