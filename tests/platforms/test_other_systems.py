@@ -27,6 +27,16 @@ def test_it_is_right(system: str, way: str) -> None:
     assert ended.stderr == ""
 
 
+@pytest.mark.parametrize(("system", "methods"), [("darwin", "forkserver spawn"), ("win32", "spawn")])
+def test_ranks_of_tests_start_as_on_that_system(system: str, methods: str) -> None:
+    """The tests themselves see Linux, and start ranks by forkserver on macOS: docs/platforms.md has the command."""
+    text = (
+        "from transports.testing.ranks import multiprocessing as seen\n"
+        "print(*sorted({*seen.get_all_start_methods()} - {'fork'}))"
+    )
+    assert seen_as(system, "-c", text).stdout == f"{methods}\n"
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_shim_shows_another_system(system: str) -> None:
     """Names are gone for Ronde, and for nobody else."""

@@ -27,7 +27,7 @@ when, calls and bytes a second, the share of its time in communication, and the 
 
 The job may have been started by any launcher. Its ranks are not disturbed: they note their calls in memory that they
 share with their viewers. Ranks of other hosts are asked through the store of the job. Without a terminal, or with
---once, the table is printed once.
+--once, the table is printed once. The table needs rich (ronde[progress]).
 
 Keys: s changes the order; h shows the ranks of the chosen host, and all again; g shows hosts or ranks; t shows the
 Python stack of the chosen rank; w saves the records for `ronde why`; q ends.

@@ -132,13 +132,13 @@ def views() -> dict[str, View]:
     there = names.keys() - ABSENT[SHIM]
     found = {name: View(importlib.import_module(name), names[name]) for name in there}
     found["sys"] = View(sys, "getwindowsversion", platform=SHIM)
-    vars(found["multiprocessing"]).update(get_all_start_methods=lambda: ["spawn"], get_context=context)
     vars(found["select"]).update(kqueue=None) if SHIM == "darwin" else None
     if SHIM == "darwin":
         vars(found["selectors"]).update(DefaultSelector=selectors.PollSelector)
         found["ctypes"] = View(ctypes, "", CDLL=Library)
     else:
         vars(found["os"]).update(name="nt", kill=terminate, path=os.path)
+        vars(found["multiprocessing"]).update(get_all_start_methods=lambda: ["spawn"], get_context=context)
         vars(found["selectors"]).update(DefaultSelector=SocketsOnly, SelectSelector=SocketsOnly)
         vars(found["socket"]).update(socket=SocketKind("socket", (real_socket,), {}))
         found["ctypes"] = View(ctypes, "PyDLL", CDLL=library_of_windows)
