@@ -40,10 +40,9 @@ _SPINS: Final = 1000
 _YIELDS: Final = 10
 """Number of yields after these reads, before a wait drives the transport, which takes several times as long. The
 awaited rank may need the core."""
-_COMPILED_YIELDS: Final = {True: 200, False: 50}
-"""The same for compiled code, where each rank has a core and where they share cores. A yield costs it half a
-microsecond; to wake a sleeper, twenty times that. On a busy machine a yield takes milliseconds: an abort is noticed
-after them."""
+_COMPILED_YIELDS: Final = {True: 600, False: 50}
+"""The same for compiled code, where each rank has a core, some 200 us, and where they share cores. To wake a sleeper
+takes 20 to 30 us. On a busy machine a yield takes milliseconds: an abort is noticed after them."""
 _COMPILED_SLEEPS: Final = 2
 """Milliseconds at most in which this rank serves no other peer."""
 _ATTACHED: Final = 1
