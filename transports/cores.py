@@ -20,6 +20,7 @@ from typing import Final
 
 from transports.base import Group
 from transports.core_count import are_apart
+from transports.onesided import MASK_BYTES
 
 _SHARED: Final = 10e-6
 """Seconds of a yield after which the core counts as shared. A yield of an unshared core takes a tenth of this."""
@@ -73,6 +74,18 @@ class Cores:
         """This rank's part of `cores`. If there are enough, ranks share neither a core nor its hardware threads."""
         start, stop = (place * len(cores) // self.ranks for place in (self._place, self._place + 1))
         return set(sorted(cores, key=by_physical_core)[start : max(stop, start + 1)])
+
+    def masks(self) -> bytes:
+        """For compiled code that does what `kept` does: two masks of MASK_BYTES for sched_setaffinity(2), of the cores
+        that this thread may use and of this rank's part of them. A thread is bound to the part while it sleeps, if it
+        may use the former cores. Empty if threads are not to be bound, or if a core has too great a number."""
+        if not self._moves:
+            return b""
+        allowed = os.sched_getaffinity(0)
+        if max(allowed) >= 8 * MASK_BYTES:
+            return b""
+        masks = [sum(1 << core for core in cores) for cores in (allowed, self.part(allowed))]
+        return b"".join(mask.to_bytes(MASK_BYTES, "little") for mask in masks)
 
     def kept(self) -> contextlib.AbstractContextManager[None]:
         """Bind this thread to this rank's part of the cores within the context."""

@@ -30,6 +30,9 @@ KEPT: Final = 8
 OPENED: Final = 1
 """The value of the word of a rank in Controls.ends that has neither closed nor ended."""
 
+MASK_BYTES: Final = 128
+"""Bytes of a mask of cores, as of the C library's cpu_set_t."""
+
 Memory = memoryview | np.ndarray[Any, Any]
 """Bytes: a view of format 'B', or a flat, contiguous array."""
 _PROBE_BYTES: Final = 32
@@ -68,6 +71,8 @@ class Controls(NamedTuple):
     arenas     addresses of the words that locate the arenas of the ranks (transports.arenas); () if ranks read no
                arrays of each other where they lie
     processes  numbers of the processes of the ranks, for process_vm_readv(2); likewise
+    cores      two masks of MASK_BYTES for sched_setaffinity(2): see Cores.masks. Empty if threads that sleep are not to
+               be bound
     ends       address of a word that is not 0 once a rank has failed, and addresses of the words of the ranks, OPENED
                unless they have closed: to be looked at after reads of a rank's arrays, before it can know of them
     check      raises the error that these words tell of
@@ -91,6 +96,7 @@ class Controls(NamedTuple):
     ends: tuple[int, ...] = ()
     check: Callable[[], NoReturn] | None = None
     processes: tuple[int, ...] = ()
+    cores: bytes = b""
 
 
 class Window(ABC):

@@ -297,6 +297,10 @@ process_vm_readv = types.ExternalFunction("process_vm_readv", WORD(WORD, WORD, W
 """The C library's function: process, address and number of struct iovec here, the same there, 0. Returns the bytes."""
 sched_yield = types.ExternalFunction("sched_yield", WORD())
 """The C library's function: let another thread have the core."""
+sched_getaffinity = types.ExternalFunction("sched_getaffinity", WORD(WORD, WORD, WORD))
+"""The C library's function: thread, 0 for this one; bytes of a mask of cores, and its address, where it is put."""
+sched_setaffinity = types.ExternalFunction("sched_setaffinity", WORD(WORD, WORD, WORD))
+"""The C library's function, likewise."""
 save_thread = types.ExternalFunction("PyEval_SaveThread", WORD())
 """Release the interpreter's lock; returns what `restore_thread` wants."""
 restore_thread = types.ExternalFunction("PyEval_RestoreThread", _NOTHING(WORD))

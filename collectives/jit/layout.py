@@ -20,6 +20,7 @@ import enum
 from typing import Final
 
 from transports.compiled import HEAD_BYTES
+from transports.onesided import MASK_BYTES
 
 # Words of a state.
 LOG: Final = 0
@@ -65,7 +66,11 @@ PROBE: Final = SPANS + 4
 """Room for a byte."""
 SLEEPS: Final = SPANS + 5
 """Sleeps of a millisecond at most, after the yields, before an epoch or a message is left to Python."""
-STATE_WORDS: Final = SLEEPS + 1
+CORES: Final = SLEEPS + 1
+"""Address of three masks of cores, of CORE_WORDS each: those of Cores.masks, and room for one; 0: threads that sleep
+are not bound."""
+CORE_WORDS: Final = MASK_BYTES // 8
+STATE_WORDS: Final = SLEEPS + 2
 
 # The memory of a frame: bytes. Behind its head a small payload, or Linux' struct msghdr for frames in two places.
 GATHERED: Final = HEAD_BYTES

@@ -16,7 +16,7 @@ from collectives.flight import CallLog
 from collectives.jit import layout
 from collectives.jit.machine_code import MachineCode, RunTable
 from transports import arenas
-from transports.onesided import Controls, address
+from transports.onesided import MASK_BYTES, Controls, address
 
 
 class Operand(NamedTuple):
@@ -95,6 +95,7 @@ class State:
         self.log = log
         self.controls: Controls | None = None
         self._bells = np.zeros(0, np.int64)
+        self._cores = np.zeros(0, np.int64)
         self._frame = np.zeros(0, np.uint8)
         self._never_stopped = np.zeros(1, np.int64)
         self.array = np.zeros(layout.STATE_WORDS, np.int64)
@@ -122,6 +123,8 @@ class State:
             self._bells = np.array(controls.bells, np.int64)
             self.words[layout.BELLS] = address(self._bells)
             self.words[layout.BELL_COUNT] = len(controls.bells)
+            self._cores = np.frombuffer(controls.cores + bytes(MASK_BYTES), np.int64).copy()
+            self.words[layout.CORES] = address(self._cores) if controls.cores else 0
 
     def use_messages(self, polls: int, yields: int, sleeps: int) -> None:
         """Run tables with messages; see layout.POLLS, YIELDS and SLEEPS."""

@@ -1,8 +1,9 @@
 """Waits of machine code for a word that another process raises, and what wakes its sleepers.
 
-A wait looks again for a moment. Then it lets go of Python's lock, yields the core between its looks, and sleeps. That
-takes some milliseconds at most, since this rank serves no other peer meanwhile, and a peer that has failed wakes
-nobody. Then the wait is left to Python. Numba is needed to import this module.
+A wait looks again for a moment. Then it lets go of Python's lock, yields the core between its looks, and sleeps, bound
+to its rank's part of the cores (transports/cores.py): it would wake on the core of its waker. That takes some
+milliseconds at most, since this rank serves no other peer meanwhile, and a peer that has failed wakes nobody. Then the
+wait is left to Python. Numba is needed to import this module.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from collectives.jit.atomics import (
     put_half_ordered,
     restore_thread,
     save_thread,
+    sched_getaffinity,
+    sched_setaffinity,
     sched_yield,
     store_ordered,
 )
 from transports.compiled import BY_FUTEX
+from transports.onesided import MASK_BYTES
 
 LOCKED = 0
 """The thread has Python's lock, and lets go of it if a wait takes longer."""
@@ -48,6 +52,7 @@ def rises(state: int, place: int, least: int, bell: int, asked: int, thread: int
     thread  LOCKED, UNLOCKED or BEHIND
     """
     spins, yields, sleeps, lock = field(state, at.SPINS), field(state, at.YIELDS), field(state, at.SLEEPS), 0
+    binds = False
     if thread == BEHIND:
         yields, sleeps = 0, _SLEEPS_BEHIND
     while load_acquire(place) < least and spins + yields + sleeps > 0:
@@ -64,13 +69,32 @@ def rises(state: int, place: int, least: int, bell: int, asked: int, thread: int
             sleeps = 0
         else:
             sleeps -= 1
+            binds = binds or bound(state, 0, at.CORE_WORDS)
             if bell != 0:
                 sleep_at_bell(place, least, bell)
             else:
                 sleep_at_word(place, least, asked)
+    if binds:
+        bound(state, at.CORE_WORDS, 0)
     if lock != 0:
         restore_thread(lock)
     return load_acquire(place) >= least
+
+
+@compiled
+def bound(state: int, before: int, after: int) -> bool:
+    """Bind this thread to the mask at word `after` of the masks of the state, if it is bound to the one at `before`.
+    Else False: it may use other cores than at the start, or other code has bound it since; or there are no masks."""
+    cores = field(state, at.CORES)
+    if cores == 0:
+        return False
+    room = cores + 2 * MASK_BYTES
+    sched_getaffinity(0, MASK_BYTES, room)
+    for index in range(at.CORE_WORDS):
+        if field(room, index) != field(cores, before + index):
+            return False
+    sched_setaffinity(0, MASK_BYTES, cores + 8 * after)
+    return True
 
 
 @compiled

@@ -41,7 +41,7 @@ _YIELDS: Final = 10
 """Number of yields after these reads, before a wait drives the transport, which takes several times as long. The
 awaited rank may need the core."""
 _COMPILED_YIELDS: Final = {True: 600, False: 50}
-"""The same for compiled code, where each rank has a core, some 200 us, and where they share cores. To wake a sleeper
+"""The same for compiled code, where each rank has a core, some 150 us, and where they share cores. To wake a sleeper
 takes 20 to 30 us. On a busy machine a yield takes milliseconds: an abort is noticed after them."""
 _COMPILED_SLEEPS: Final = 2
 """Milliseconds at most in which this rank serves no other peer."""
@@ -216,6 +216,7 @@ class ShmWindow(EngineWindow):
             tuple(map(address, self._ends)),
             self._fail_reads,
             tuple(self._pids),
+            self._engine.cores.masks(),
         )
 
     # For the transport and for waits.

@@ -46,7 +46,7 @@ from collectives.jit import (
     take_times,
 )
 from transports.compiled import BY_FUTEX
-from transports.onesided import ARENA, ASKED, CHECKS, EPOCH, EXPOSED, KEPT, OPENED, Controls, address
+from transports.onesided import ARENA, ASKED, CHECKS, EPOCH, EXPOSED, KEPT, MASK_BYTES, OPENED, Controls, address
 from transports.shm.doorbell import CAN_SLEEP, wake_all
 
 pytest.importorskip("numba", reason="the compiled interpreter needs Numba")
@@ -71,6 +71,7 @@ class Rig:
         slots: int = 2,
         slot_stride: int = 0,
         bells: tuple[int, ...] = (),
+        cores: bytes = b"",
     ) -> None:
         code = load(time.monotonic() + 600)
         assert isinstance(code, MachineCode), code
@@ -80,7 +81,8 @@ class Rig:
         self.state = State(code, FlightRecord().call_log("0-0", 2, 0, ""), EPOCHS)
         words = tuple(address(row) for row in self.controls)
         notes = address(self.notes)
-        self.state.use(Controls(words, notes, notes + 8, spins, yields, sleeps, lambda: None, (), bells), 0, 4096)
+        controls = Controls(words, notes, notes + 8, spins, yields, sleeps, lambda: None, (), bells, cores=cores)
+        self.state.use(controls, 0, 4096)
         self.tally = np.array([0, 1 << 60])
         self.writer = TableWriter()
         self.slots, self.slot_stride = slots, slot_stride
@@ -217,6 +219,31 @@ def test_a_call_sleeps_until_a_late_rank_has_published(releases: bool) -> None:
     peer.start()
     assert run(x, x) is None
     peer.join()
+
+
+@pytest.mark.skipif(not CAN_SLEEP, reason="machine code sleeps by futex(2)")
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_thread_that_sleeps_is_bound_to_its_part_of_the_cores(moves: bool) -> None:
+    """Unless it may use other cores than those of the masks."""
+    allowed, part, strange = os.sched_getaffinity(0), {min(os.sched_getaffinity(0))}, {1000}
+    masks = [sum(1 << core for core in cores) for cores in (allowed if moves else strange, part)]
+    cores = b"".join(mask.to_bytes(MASK_BYTES, "little") for mask in masks)
+    rig, x = Rig(sleeps=20_000, cores=cores), np.zeros(4, np.float32)
+    rig.writer.wait(1, rig.peer)
+    run, found, sleeper = rig.bind(), [], threading.get_native_id()
+
+    def publish_once_it_sleeps() -> None:
+        while not rig.controls[1, ASKED]:
+            time.sleep(0)
+        found.append(os.sched_getaffinity(sleeper))
+        rig.publish(EPOCHS + 1, CHECK ^ 1)
+
+    peer = threading.Thread(target=publish_once_it_sleeps)
+    peer.start()
+    assert run(x, x) is None
+    peer.join()
+    assert found == [part if moves else allowed]
+    assert os.sched_getaffinity(0) == allowed
 
 
 @pytest.mark.skipif(not CAN_SLEEP, reason="machine code sleeps by futex(2)")
