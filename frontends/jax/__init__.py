@@ -23,11 +23,12 @@ with needs(jax="ronde.jax needs jax: pip install 'ronde[jax]'"):
 from frontends import common
 from frontends.common import *  # noqa: F403
 from frontends.horovod import allgather_object, broadcast_object, init
-from frontends.jax import ops
+from frontends.jax import elastic, ops
 from frontends.jax.compression import Compression
 from frontends.jax.handler import path
 from frontends.jax.ops import *  # noqa: F403
 from frontends.jax.ops import allreduce_gradients as allreduce_gradients
+from frontends.jax.primitive import begin_anew as begin_anew
 from frontends.jax.primitive import settle
 from frontends.jax.programs import jit
 from frontends.jax.training import broadcast_parameters, distributed
@@ -40,6 +41,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_parameters",
     "distributed",
+    "elastic",
     "init",
     "jit",
     "path",

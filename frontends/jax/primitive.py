@@ -7,6 +7,7 @@ program cannot deadlock. https://docs.jax.dev/en/latest/jep/10657-sequencing-eff
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
@@ -66,6 +67,13 @@ def settle() -> None:
         jax.effects_barrier()
     finally:
         dispatch.runtime_tokens.clear()
+
+
+def begin_anew() -> None:
+    """Forget the calls that have failed, and all compiled functions: rank and size are constants in them."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # that of a call before
+        settle()
+    jax.clear_caches()
 
 
 def _trace(*arrays: Any, request: Request, path: str, in_place: bool) -> tuple[list[Any], set[Any]]:

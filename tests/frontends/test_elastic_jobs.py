@@ -17,7 +17,7 @@ from tests.collectives.launch.supervision.test_elastic import ROOT, elastic
 pytestmark = [pytest.mark.processes, pytest.mark.frameworks, pytest.mark.cluster]
 
 
-@pytest.mark.parametrize("framework", ["torch", "keras", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", "keras", "tensorflow", "jax"])
 def test_a_rank_comes_and_leaves(framework: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from frontends.jax import Compression, allreduce_gradients
+from frontends.jax import Compression, allreduce_gradients, begin_anew
 from frontends.keras.backends.interface import Backend, ReductionOptions
 
 
@@ -23,8 +23,7 @@ class JaxBackend(Backend):
         return allreduce_gradients(tensors, options.facts, options.memory, options.label, *options.how, compression)
 
     def forget(self) -> None:
-        """Clear JAX's caches: rank and size are constants of compiled programs."""
-        jax.clear_caches()
+        begin_anew()
 
     def sync_variables(self, model: keras.Model) -> None:
         """Copy the values into the variables; between steps, Keras keeps them elsewhere."""
