@@ -35,6 +35,9 @@ LAST_SLICE: Final = 1e-3
 """Seconds. A wait on several transports runs in slices, which double from the first to the second value: a short wait
 is prompt, and a long one costs little."""
 
+MOST_RANKS: Final = 1 << 16
+"""The most ranks of a group that is started, and of a host in it."""
+
 MOST_NAMED: Final = 32
 """Maximum number of ranks, or of runs of ranks, that a message names one by one."""
 

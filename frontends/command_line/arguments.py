@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from transports.base import MOST_RANKS
 from transports.errors import ConfigError
 from transports.moments import LONGEST_WAIT
 
@@ -31,7 +32,7 @@ def _integer(least: int, most: int, allowed: str) -> Callable[[str], int]:
 
 
 whole = _integer(0, 1 << 62, "an integer, 0 or more")
-count = _integer(1, 65536, "an integer, 1 to 65536")
+count = _integer(1, MOST_RANKS, f"an integer, 1 to {MOST_RANKS}")
 port = _integer(1, 65535, "a port, 1 to 65535")
 
 

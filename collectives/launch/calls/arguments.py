@@ -6,10 +6,10 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
+from transports.base import MOST_RANKS
+
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
-_MOST: Final = 65536
-"""The largest number of ranks, that of `ronde run`."""
 _MOST_SECONDS: Final = 1e9
 """A longer time to wait, also an infinite one, is this one: clocks and engines take no more."""
 
@@ -20,8 +20,8 @@ def count_of(name: str, value: Any) -> int:
         number = 0 if isinstance(value, bool) else operator.index(value)  # an integer of NumPy is one
     except TypeError:
         number = 0
-    if not 1 <= number <= _MOST:
-        raise ValueError(f"{name}={value!r}: must be an integer, 1 to {_MOST}")
+    if not 1 <= number <= MOST_RANKS:
+        raise ValueError(f"{name}={value!r}: must be an integer, 1 to {MOST_RANKS}")
     return number
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from transports import launchers
+from transports.base import MOST_RANKS
 from transports.errors import ConfigError
 from transports.interfaces import canonical, is_this_host
 
 _HOST: Final = r"(?P<user>[A-Za-z0-9_][^\s@:,\[\]]*@)?(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>\w[\w.-]*))"
 _WITH_SLOTS: Final = re.compile(_HOST + r"(?::(?P<slots>[^:]*))?", re.ASCII)
 _FORMS: Final = "NAME, NAME:SLOTS, USER@NAME:SLOTS or [IPV6]:SLOTS"
-_MAX_SLOTS: Final = 65536
 _NODES: Final = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _TASKS: Final = "SLURM_TASKS_PER_NODE"
 _COMPONENTS: Final = ("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
@@ -122,8 +122,8 @@ def _host(word: str, where: str, slots: int, least: int) -> NamedHost:
 
 
 def _count(text: str, where: str, least: int) -> int:
-    if not re.fullmatch("[0-9]{1,5}", text) or not least <= int(text) <= _MAX_SLOTS:
-        raise ConfigError(f"{where}: {text!r} slots: must be an integer, {least} to {_MAX_SLOTS}")
+    if not re.fullmatch("[0-9]{1,5}", text) or not least <= int(text) <= MOST_RANKS:
+        raise ConfigError(f"{where}: {text!r} slots: must be an integer, {least} to {MOST_RANKS}")
     return int(text)
 
 
