@@ -209,7 +209,7 @@ def test_invalid_bytes_are_the_loss_of_their_sender() -> None:
 def test_a_frame_without_end_is_not_believed(length: int) -> None:
     """A message does not fit its receive: a mismatch, without a byte of it being read or room made for it."""
     with beside([header(1, 0, DATA, length)], incoming=True) as (transport, _):
-        with pytest.raises(MismatchError, match=f"{length} bytes, .* came; 5 bytes, .* expected"):
+        with pytest.raises(MismatchError, match=f"{length} bytes came; 5 bytes expected"):
             transport.irecv(1, 1, memoryview(bytearray(5))).wait(soon())
         assert isinstance(transport.failure, MismatchError)
 

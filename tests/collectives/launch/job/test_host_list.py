@@ -54,7 +54,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     """Editors of Windows write it."""
     path = tmp_path / "hosts"
     path.write_bytes(b"\xef\xbb\xbfh1 slots=2\r\nh2\r\n")
-    args = argparse.Namespace(hosts=None, hostfile=str(path))
+    args = argparse.Namespace(hosts=None, hostfile=str(path), ssh_port=None, ssh_identity_file=None)
     for found in (hosts_of(args), host_file(path, 1).find()):
         assert found == [NamedHost("h1", "h1", 2), NamedHost("h2", "h2", 1)]
 

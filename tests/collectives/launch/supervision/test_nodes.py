@@ -208,7 +208,7 @@ def test_no_node_0() -> None:
         (["--nodes", "2", "--node-rank", "0"], {"RONDE_SECRET": "abc"}, 2, "at least 32 hexadecimal digits"),
         (["--nodes", "2", "--node-rank", "2"], None, 2, "--node-rank, 0 to 1"),
         (["--nodes", "2"], None, 2, "needs --meet HOST:PORT and --node-rank"),
-        (["--nodes", "2", "--node-rank", "0", "-H", "h1"], None, 2, "without -H and --hostfile"),
+        (["--nodes", "2", "--node-rank", "0", "-H", "h1"], None, 2, "without -H, --hostfile"),
     ],
 )
 def test_bad_options(options: list[str], extra: dict[str, str] | None, code: int, text: str) -> None:
