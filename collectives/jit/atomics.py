@@ -28,6 +28,7 @@ _WORD_BITS = ir.IntType(64)
 _FUTEX = {"x86_64": 202, "amd64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine().lower(), 0)
 """Linux' number of futex(2)."""
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_MONOTONIC = 1
 _SECOND = 1_000_000_000
 _MACHINE = platform.machine().lower()
 _HAS_PAUSE = _MACHINE in ("x86_64", "amd64")
@@ -311,3 +312,10 @@ int_value = types.ExternalFunction("PyLong_AsLongLong", WORD(WORD))
 """The value of a Python int."""
 keep = types.ExternalFunction("Py_IncRef", _NOTHING(WORD))
 """Count one reference more to an object."""
+
+
+@compiled
+def now(clock: int) -> int:
+    """The time in nanoseconds, of the clock of time.perf_counter_ns on Linux. `clock` has room for two words."""
+    clock_gettime(_MONOTONIC, clock)
+    return _SECOND * field(clock, 0) + field(clock, 1)

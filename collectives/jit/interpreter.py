@@ -32,7 +32,6 @@ from collectives.jit.atomics import (
     COUNTS_CYCLES,
     WORD,
     call_kernel,
-    clock_gettime,
     compiled,
     copy_bytes,
     cycles,
@@ -42,6 +41,7 @@ from collectives.jit.atomics import (
     keep,
     load_acquire,
     new_int,
+    now,
     process_vm_readv,
     put,
     restore_thread,
@@ -57,8 +57,6 @@ from transports.onesided import ARENA, EXPOSED, OPENED
 
 _HEAD = object.__basicsize__
 """Bytes of the head that all objects have. The second word of it is the type."""
-_MONOTONIC = 1
-_SECOND = 1_000_000_000
 _OFTEN = 16
 """Calls between two readings of the clock beside the processor's counter."""
 
@@ -188,13 +186,6 @@ def scale(table: int, kernel: int, source: int, target: int) -> None:
     if function != 0:
         count, stride = field(table, at.ELEMENTS), field(table, at.ELEMENT_BYTES)
         call_kernel(function, source, field(table, kernel + 2), target, count, stride, 0, field(table, kernel + 1))
-
-
-@compiled
-def now(clock: int) -> int:
-    """The time in nanoseconds, of the clock of time.perf_counter_ns on Linux. `clock` has room for two words."""
-    clock_gettime(_MONOTONIC, clock)
-    return _SECOND * field(clock, 0) + field(clock, 1)
 
 
 @compiled

@@ -12,18 +12,18 @@ from collectives.jit.atomics import (
     copy_bytes,
     field,
     load_acquire,
+    now,
     poll,
     put,
     recv,
     recvmsg,
     restore_thread,
-    save_thread,
     sched_yield,
     send,
     sendmsg,
     store_ordered,
 )
-from collectives.jit.waits import LOCKED, rises, rouse
+from collectives.jit.waits import LOCKED, rises, rouse, unlocked
 from transports.compiled import (
     BELL,
     BUFFER,
@@ -165,7 +165,7 @@ def receive(lanes: int, state: int, result: int, count: int, thread: int) -> int
     received: fewer than the frame has if they do not come soon."""
     lane, buffer, frame = field(lanes, IN), field(lanes, BUFFER), field(state, at.FRAME)
     polls, yields, sleeps = field(state, at.POLLS), field(state, at.YIELDS), field(state, at.SLEEPS)
-    end, whole, lock = 0, HEAD_BYTES + count, 0
+    end, whole, lock, since = 0, HEAD_BYTES + count, 0, 0
     while end < whole:  # no byte of the next message is read
         if count <= at.JOINED_BYTES:
             got = recv(lane, buffer + end, whole - end, 0)
@@ -180,7 +180,8 @@ def receive(lanes: int, state: int, result: int, count: int, thread: int) -> int
             polls -= 1
             continue
         if lock == 0 and thread == LOCKED:
-            lock = save_thread()
+            since = now(state + 8 * at.CLOCK) if since == 0 else since
+            lock = unlocked(state, since, yields)
         if yields > 0:
             yields -= 1
             sched_yield()

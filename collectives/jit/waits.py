@@ -1,9 +1,9 @@
 """Waits of machine code for a word that another process raises, and what wakes its sleepers.
 
-A wait looks again for a moment. Then it lets go of Python's lock, yields the core between its looks, and sleeps, bound
-to its rank's part of the cores (transports/cores.py): it would wake on the core of its waker. That takes some
-milliseconds at most, since this rank serves no other peer meanwhile, and a peer that has failed wakes nobody. Then the
-wait is left to Python. Numba is needed to import this module.
+A wait looks again for a moment, yields the core between its looks, lets go of Python's lock, and sleeps, bound to its
+rank's part of the cores (transports/cores.py): it would wake on the core of its waker. That takes some milliseconds
+at most, since this rank serves no other peer meanwhile, and a peer that has failed wakes nobody. Then the wait is left
+to Python. Numba is needed to import this module.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collectives.jit.atomics import (
     half_word,
     load_acquire,
     load_ordered,
+    now,
     pause,
     put_half,
     put_half_ordered,
@@ -38,6 +39,8 @@ BEHIND = 2
 """Nor does the progress thread, behind the threads of the program: it yields to none of them, since a thread that wakes
 from a sleep gets a core at once; and it sleeps for longer, since no caller waits for what it could do meanwhile."""
 _SLEEPS_BEHIND = 30
+_KEPT = 150_000
+"""Nanoseconds of yields for which Python's lock is kept: where another thread takes it, it comes back after 5 ms."""
 _MILLISECOND = 1_000_000
 """Nanoseconds: the longest sleep. A process that raises a word by functions of Python may miss that another one is
 about to sleep (transports/shm/doorbell.py)."""
@@ -51,8 +54,8 @@ def rises(state: int, place: int, least: int, bell: int, asked: int, thread: int
     asked   else the wait sleeps at the word itself; this is the address of a word that it sets to 1 before
     thread  LOCKED, UNLOCKED or BEHIND
     """
-    spins, yields, sleeps, lock = field(state, at.SPINS), field(state, at.YIELDS), field(state, at.SLEEPS), 0
-    binds = False
+    spins, yields, sleeps = field(state, at.SPINS), field(state, at.YIELDS), field(state, at.SLEEPS)
+    lock, since, binds = 0, 0, False
     if thread == BEHIND:
         yields, sleeps = 0, _SLEEPS_BEHIND
     while load_acquire(place) < least and spins + yields + sleeps > 0:
@@ -61,7 +64,8 @@ def rises(state: int, place: int, least: int, bell: int, asked: int, thread: int
             pause()
             continue
         if lock == 0 and thread == LOCKED:
-            lock = save_thread()
+            since = now(state + 8 * at.CLOCK) if since == 0 else since
+            lock = unlocked(state, since, yields)
         if yields > 0:
             yields -= 1
             sched_yield()
@@ -79,6 +83,15 @@ def rises(state: int, place: int, least: int, bell: int, asked: int, thread: int
     if lock != 0:
         restore_thread(lock)
     return load_acquire(place) >= least
+
+
+@compiled
+def unlocked(state: int, since: int, yields: int) -> int:
+    """Let go of Python's lock if no yields are left, or some time after the first one: each may take milliseconds.
+    Returns what `restore_thread` wants; 0 if the lock is kept."""
+    if yields > 0 and now(state + 8 * at.CLOCK) < since + _KEPT:
+        return 0
+    return save_thread()
 
 
 @compiled

@@ -14,13 +14,13 @@ from collectives.jit.atomics import (
     field,
     load_acquire,
     load_ordered,
+    now,
     pause,
     put,
     sched_yield,
     store_ordered,
     word,
 )
-from collectives.jit.interpreter import now
 from collectives.jit.lanes import read_frame, write_frame
 from collectives.jit.waits import UNLOCKED
 from collectives.jit.windows import agrees, published, reached

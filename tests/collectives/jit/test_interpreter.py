@@ -139,11 +139,13 @@ def test_a_call_from_beginning_to_end(releases: bool) -> None:
         x += 1
 
 
-def test_a_wait_that_yields_the_core() -> None:
+@pytest.mark.parametrize("releases", [False, True])
+def test_a_wait_that_yields_the_core(releases: bool) -> None:
+    """It lets go of Python's lock at last, also where the call keeps that at first: the peer is a thread."""
     rig = Rig(spins=0, yields=1 << 40)
     rig.writer.signal(1)
     rig.writer.wait(1, rig.peer)
-    run, x = rig.bind(releases=True), np.ones(1, np.float32)
+    run, x = rig.bind(releases=releases), np.ones(1, np.float32)
 
     def publish_later() -> None:
         while rig.controls[0, EPOCH] < EPOCHS + 1:  # the call has begun: it waits, or is about to
