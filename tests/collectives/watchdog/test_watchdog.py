@@ -293,7 +293,7 @@ def test_ranks_that_end_one_after_the_other_are_not_lost(tmp_path: Path, transpo
 
 
 def next_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> NextProcess:
-    """That of rank 0 of three processes, which do not exist."""
+    """Rank 0 of three processes, which do not exist."""
     monkeypatch.setattr(Watch, "add", lambda self, rank, process: setattr(self, "rank", rank))
     members = [groups(3)[0].members[0]] * 3
     members = [dataclasses.replace(member, pid=100 + rank) for rank, member in enumerate(members)]
