@@ -1,7 +1,7 @@
 """The interpreter, as Numba compiles it. `layout` names the words that it works on.
 
 It does what execution/rows.py does for the same instructions, as long as nothing has to be decided: it never
-raises or looks at a clock. Where a peer's epoch or message does not come soon, where its check differs, or
+raises, and knows no deadline. Where a peer's epoch or message does not come soon, where its check differs, or
 where a peer has to be woken that sleeps on a descriptor, it returns the number of the row. Python does that row, in its
 one way, and calls it again for the rows behind it. Epochs are in windows.py, messages in lanes.py. Numba is needed to
 import this module.
