@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.transports.launchers import nested
+from tests.transports.launchers import nested, real
 
 pytestmark = pytest.mark.long
 
@@ -33,3 +35,14 @@ def test_l4_launcher_in_launcher(run: nested.Run, outer: nested.Kind, inner: nes
     found = [nested.verdict(outer, inner, sizes, run) for sizes in ((1, 2), (2, 1), (2, 2))]
     refused = [nested.REFUSED] * 3
     assert found in (["one world of 2", "error that names both", "error that names both"], refused)
+
+
+def test_l4_copies_that_are_meant_are_worlds_of_their_own(run: nested.Run) -> None:
+    outer = nested.KINDS["openmpi"]
+    if outer.obstacle() is not None:
+        pytest.skip(str(outer.obstacle()))
+    settings = real.environment(RONDE_SECRET="5a" * 16, RONDE_LAUNCHER="slurm")
+    words = [*outer.words(2), *SRUN.words(2), sys.executable, "-c", nested.PROGRAM]
+    code, text = run(words, settings)
+    assert code == 0, text
+    assert sorted(re.findall(r"rank (\d+) of (\d+) sum (\d+)", text)) == sorted(2 * [("0", "2", "3"), ("1", "2", "3")])

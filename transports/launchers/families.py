@@ -128,11 +128,11 @@ def _pmi(env: Env) -> Way:
     return Published("the launcher's PMI-1", functools.partial(pmi.Pmi, env), pmi.lacking(env))
 
 
-def _pmix(env: Env) -> Way:
+def _pmix(env: Env, namespaces: str) -> Way:
     return Published(
         "the launcher's PMIx",
         lambda deadline: pmix.Pmix(pmix.find_library(env) or pmix.LIBRARY, deadline),
-        pmix.lacking(env),
+        pmix.lacking(env, namespaces),
     )
 
 
@@ -146,11 +146,11 @@ def _with_pmi(env: Env, size: int, job: str) -> tuple[Way, ...]:
 
 
 def _with_pmix(env: Env, size: int, job: str) -> tuple[Way, ...]:
-    return (*_by_hand(env), _pmix(env))
+    return (*_by_hand(env), _pmix(env, f"(?!{pmix.OF_SLURM})"))
 
 
 def _with_either(env: Env, size: int, job: str) -> tuple[Way, ...]:
-    return (*_by_hand(env), _pmi(env), _pmix(env))
+    return (*_by_hand(env), _pmi(env), _pmix(env, f"(?!{pmix.OF_SLURM}|{pmix.OF_OPEN_MPI})"))
 
 
 def _with_torch(env: Env, size: int, job: str) -> tuple[Way, ...]:
@@ -174,11 +174,15 @@ def _with_horovod(env: Env, size: int, job: str) -> tuple[Way, ...]:
 def _with_slurm(env: Env, size: int, job: str) -> tuple[Way, ...]:
     name = "SLURM_STEP_NODELIST"
     first = hosts.expand(env[name], name)[0] if name in env else None
-    return (*_by_hand(env), _pmix(env), AtAddress(env, first, f"{name}: is not set"), _pmi(env))
+    return (*_by_hand(env), _pmix(env, pmix.OF_SLURM), AtAddress(env, first, f"{name}: is not set"), _pmi(env))
 
 
 def _with_jsm(env: Env, size: int, job: str) -> tuple[Way, ...]:
-    return (*_by_hand(env), _pmix(env), AtAddress(env, *_second_of_rankfile(env)))
+    return (
+        *_by_hand(env),
+        _pmix(env, f"(?!{pmix.OF_SLURM}|{pmix.OF_OPEN_MPI})"),
+        AtAddress(env, *_second_of_rankfile(env)),
+    )
 
 
 def _second_of_rankfile(env: Env) -> tuple[str | None, str]:

@@ -107,8 +107,7 @@ def started_several(env: Env) -> str | None:
     outer = [layer for layer in found[found.index(inner) + 1 :] if layer.above != inner.above or inner.daemon]
     if not inner.certain:  # many programs set these for themselves; only within a rank of ours they contradict
         outer = [layer for layer in outer if layer.family.name == "ronde"]
-    place = inner.family.place(inner.env)
-    return _several([layer for layer in outer if layer.task not in inner.family.daemons], env, place)
+    return _several([layer for layer in outer if layer.task not in inner.family.daemons], env, inner)
 
 
 def started_copies(env: Env) -> str | None:
@@ -117,15 +116,24 @@ def started_copies(env: Env) -> str | None:
     return _several(layers(env), env, None)
 
 
-def _several(outer: list[Layer], env: Env, place: tuple[int, int] | None) -> str | None:
+def _several(outer: list[Layer], env: Env, inner: Layer | None) -> str | None:
     if TAKEN in env:  # a rank has started the inner launcher: the job of that is meant to be one of its own
         return None
     for layer in outer:
-        if layer.copies > 1 and (place is None or layer.family.place(layer.env) != place):
+        if layer.copies > 1 and not (inner and _one_start(inner, layer)):
             return str(layer)
         if layer.family.name == "ronde" and layer.certain:  # our launcher has looked at those above it
             return None
     return None
+
+
+def _one_start(inner: Layer, outer: Layer) -> bool:
+    """True if the variables of both may describe one start: a launcher or a script says the same rank and size by the
+    names of another launcher as well. A daemon of the inner launcher below the outer one is a start of its own."""
+    if inner.daemon and inner.above != outer.above:
+        return False
+    place = inner.family.place(inner.env)
+    return place is not None and place == outer.family.place(outer.env)
 
 
 def ancestors() -> Iterator[Process]:

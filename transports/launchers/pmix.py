@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -24,6 +25,10 @@ from transports.moments import seconds_until
 
 NAMESPACE: Final = "PMIX_NAMESPACE"
 RANK: Final = "PMIX_RANK"
+OF_SLURM: Final = r"slurm\.pmix\."
+"""The beginning of the namespaces that Slurm makes: slurm.pmix.JOB.STEP."""
+OF_OPEN_MPI: Final = "prterun-|prte-"
+"""The beginning of those that Open MPI 5 makes: prterun-HOST-PID@JOB. Those of Open MPI 4 are numbers."""
 LIBRARY: Final = "libpmix.so.2"
 _FOLDERS: Final = (
     "lib",
@@ -38,10 +43,13 @@ _END_SECONDS: Final = 5.0
 """Seconds for the client to finalise; then it is killed."""
 
 
-def lacking(env: Env) -> str | None:
-    """The reason for which this process cannot use PMIx; None if it can."""
+def lacking(env: Env, namespaces: str = "") -> str | None:
+    """The reason for which this process cannot use PMIx; None if it can. `namespaces`: a pattern with which those of
+    the launcher begin; a process inherits others from an outer launcher, where it is another rank."""
     if NAMESPACE not in env or RANK not in env:
         return f"{NAMESPACE}, {RANK}: are not set, so the launcher does not speak PMIx"
+    if not re.match(namespaces, env[NAMESPACE]):
+        return f"{NAMESPACE}={env[NAMESPACE]} is not of this launcher, so it does not speak PMIx"
     if find_library(env) is None:
         return f"{LIBRARY} was not found, neither beside the launcher nor by LD_LIBRARY_PATH"
     return None

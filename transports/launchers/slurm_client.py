@@ -45,4 +45,8 @@ def _listening(port: int) -> set[str]:
 
 def _has(pid: str, sockets: set[str]) -> bool:
     folder = f"/proc/{pid}/fd"
-    return any(os.readlink(f"{folder}/{fd}") in sockets for fd in os.listdir(folder))
+    for descriptor in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # the process has closed this one
+            if os.readlink(f"{folder}/{descriptor}") in sockets:
+                return True
+    return False

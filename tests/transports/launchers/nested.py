@@ -116,12 +116,14 @@ def verdict(outer: Kind, inner: Kind, sizes: tuple[int, int], run: Run) -> str:
     return f"FAULT: exit code {code}, ranks {ranks}\n{text}"
 
 
-def table(kinds: Sequence[Kind], run: Run) -> Iterator[str]:
-    """The rows of the table, as Markdown."""
+def table(kinds: Sequence[Kind], in_slurm: Run) -> Iterator[str]:
+    """The rows of the table, as Markdown. `in_slurm` runs the nestings with srun, and those alone: inside of an
+    allocation mpiexec starts its daemons by srun, one job after the other."""
     yield "| outer | inner | " + " | ".join(f"{outer} of {inner}" for outer, inner in SIZES) + " |"
     yield "|---|---|" + "---|" * len(SIZES)
     for outer in kinds:
         for inner in kinds:
+            run = in_slurm if KINDS["srun"] in (outer, inner) else run_here
             cells = [verdict(outer, inner, sizes, run) for sizes in SIZES]
             yield f"| {outer.name} | {inner.name} | " + " | ".join(cells) + " |"
 

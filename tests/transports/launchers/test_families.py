@@ -46,6 +46,8 @@ HOROVOD = {
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
     "HOROVOD_GLOO_RENDEZVOUS_PORT": "4321",
 }
+PRTERUN = {"PMIX_NAMESPACE": "prterun-n1-77@1", "PMIX_RANK": "0"}
+STEP = {"PMIX_NAMESPACE": "slurm.pmix.1234.0", "PMIX_RANK": "0"}
 SLURM = {
     "SLURM_PROCID": "5",
     "SLURM_LOCALID": "1",
@@ -207,6 +209,11 @@ def test_meeting(env: dict[str, str], text: str) -> None:
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]),
         (TF_CONFIG, ["rank 2 of 4 (TF_CONFIG)", "RONDE_SECRET or RONDE_SECRET_FILE: is needed"]),
         (JSM | SECRET, ["LSB_DJOB_RANKFILE: is not set"]),
+        (JSM | PRTERUN, ["PMIX_NAMESPACE=prterun-n1-77@1 is not of this launcher"]),
+        (SLURM | PRTERUN, ["PMIX_NAMESPACE=prterun-n1-77@1 is not of this launcher"]),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"} | PRTERUN, ["PMIX_NAMESPACE=prterun-n1-77@1 is not of this launcher"]),
+        (OPENMPI | STEP, ["PMIX_NAMESPACE=slurm.pmix.1234.0 is not of this launcher"]),
+        (PALS | STEP, ["PMIX_NAMESPACE=slurm.pmix.1234.0 is not of this launcher"]),
     ],
 )
 def test_ranks_that_cannot_meet_are_an_error_and_no_worlds_of_one(

@@ -120,6 +120,15 @@ def test_l4_what_looks_like_copies_and_is_one_world(
     assert family_of(monkeypatch, outer | inner, [(task, outer), ("outer", {})]) != "slurm"
 
 
+def test_l4_a_copy_whose_number_is_that_of_the_rank_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 of 2 in the second of two copies: both launchers say the same two numbers."""
+    daemon = ("hydra_pmi_proxy", SLURM)
+    with pytest.raises(ConfigError, match="several copies"):
+        family_of(monkeypatch, SLURM | MPICH, [daemon, ("mpiexec", SLURM), ("slurmstepd", {})])
+    script = ("sh", SLURM)  # it says the same by the names of another launcher
+    assert family_of(monkeypatch, SLURM | MPICH, [script, ("slurmstepd", {})]) == "mpich"
+
+
 def test_l4_a_launcher_that_was_started_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nesting, "ancestors", lambda: iter([nesting.Process(100, "outer", {})]))
     for env in (OPENMPI, TORCHRUN, SLURM, {**RONDE_RANK, "RONDE_SIZE": "2"}):
