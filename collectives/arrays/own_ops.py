@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays.views import Array, check_dtype, type_name
+from collectives.numeric import flag
 
 
 class Op:
@@ -48,8 +49,8 @@ class Op:
         if not callable(function):
             raise TypeError(f"function={function!r}: must be a function of two arrays")
         self.function = function
-        self.commutative = bool(commutative)
-        self.trial = bool(trial)
+        self.commutative = flag(commutative, "commutative")
+        self.trial = flag(trial, "trial")
         self._tried: set[np.dtype[Any]] = set()
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self._text = f"Op({self.name})" if commutative else f"Op({self.name}, commutative=False)"

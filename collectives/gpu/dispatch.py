@@ -23,6 +23,7 @@ from collectives.gpu.devices import DeviceStream, cuda, is_device_array, wait_un
 from collectives.gpu.enqueue import Enqueuer
 from collectives.gpu.native import DeviceBuffer, DeviceSpace
 from collectives.gpu.staged import MirrorSpace, Staging
+from collectives.numeric import flag
 from collectives.operations import (
     DeferredResult,
     HostOperations,
@@ -68,7 +69,7 @@ class DeviceCalls:
                 raise ValueError(f"stream={stream!r}: must be None, because x is not on a GPU")
             return None
         place = cuda().stream_of(found, stream)
-        return lambda make: self.devices.job(make, place, found, bool(blocking))
+        return lambda make: self.devices.job(make, place, found, flag(blocking, "blocking"))
 
     @property
     def devices(self) -> DeviceOperations:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.arrays import ADASUM, ALIASES, Array, Op, check_dtype, check_op, named_dtype
+from collectives.numeric import flag
 from collectives.operations.arguments import Arguments, as_tuple, check_list, dtype_name, scale_factor
 from collectives.operations.fusion import Buffer, bundles_alone, packable, reduce_together
 from collectives.operations.job import FunctionJob, Job, Packable, Part
@@ -293,7 +294,7 @@ class Reductions:
         )
 
     def _fixed(self, reproducible: bool | None) -> bool:
-        return self._arguments.reproducible if reproducible is None else bool(reproducible)
+        return self._arguments.reproducible if reproducible is None else flag(reproducible, "reproducible")
 
 
 def _checked(x: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -169,6 +169,18 @@ def test_an_op_has_a_name() -> None:
     assert repr(Op(lambda a, b: a, commutative=False, name="first")) == "Op(first, commutative=False)"
     with pytest.raises(TypeError, match=r"function='sum': .*function of two arrays"):
         Op("sum")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="commutative='largest': must be"):
+        Op(np.gcd, "largest")  # type: ignore[arg-type]
+
+
+def test_a_flag_is_no_text(worlds: Worlds) -> None:
+    def program(comm: Communicator) -> None:
+        with pytest.raises(TypeError, match="reproducible='no': must be"):
+            comm.allreduce(np.ones(3), reproducible="no")  # type: ignore[arg-type]
+        for yes in (True, np.True_, 1):
+            assert comm.allreduce(np.ones(3), reproducible=yes)[0] == 3
+
+    worlds.get("local", 3).run(program)
 
 
 def test_bad_functions_are_refused_before_anything_is_sent(three: World) -> None:
