@@ -32,8 +32,8 @@ def find(env: Env) -> Launch | None:
     if outer is not None:
         raise ConfigError(
             f"{launch}, but {outer} has started several copies of that launcher, and the ranks of each would be a "
-            f"world of their own: start the inner launcher once, or the program itself by the outer one, or set "
-            f"{VARIABLE}={family.name} if a world for each copy is meant"
+            f"world of their own: start the inner launcher once, or the program itself by the outer one, or each copy "
+            f"by `env {VARIABLE}={family.name} ...` if a world for each is meant"
         )
     return launch
 
@@ -64,8 +64,8 @@ def check_started_once(env: Env, name: str) -> None:
     if outer is not None:
         raise ConfigError(
             f"{outer} has started several copies of this launcher, `{name}`, and the ranks of each would be a world of "
-            f"their own: start it once, or start the program itself by the outer launcher, or set {VARIABLE}=none if a "
-            f"world for each copy is meant"
+            f"their own: start it once, or start the program itself by the outer launcher, or start each copy by `env "
+            f"{VARIABLE}=none {name} ...` if a world for each is meant"
         )
 
 

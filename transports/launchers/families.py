@@ -128,6 +128,11 @@ def _pmi(env: Env) -> Way:
     return Published("the launcher's PMI-1", functools.partial(pmi.Pmi, env), pmi.lacking(env))
 
 
+def _pmi_of_slurm(env: Env) -> Way:
+    connect = functools.partial(pmi.Pmi, env, introduce=True)
+    return Published("the launcher's PMI-1", connect, pmi.lacking_of_slurm(env))
+
+
 def _pmix(env: Env, namespaces: str) -> Way:
     return Published(
         "the launcher's PMIx",
@@ -174,7 +179,7 @@ def _with_horovod(env: Env, size: int, job: str) -> tuple[Way, ...]:
 def _with_slurm(env: Env, size: int, job: str) -> tuple[Way, ...]:
     name = "SLURM_STEP_NODELIST"
     first = hosts.expand(env[name], name)[0] if name in env else None
-    return (*_by_hand(env), _pmix(env, pmix.OF_SLURM), AtAddress(env, first, f"{name}: is not set"), _pmi(env))
+    return (*_by_hand(env), _pmix(env, pmix.OF_SLURM), AtAddress(env, first, f"{name}: is not set"), _pmi_of_slurm(env))
 
 
 def _with_jsm(env: Env, size: int, job: str) -> tuple[Way, ...]:
@@ -217,9 +222,11 @@ def _read_ronde(env: Env, family: Family) -> Launch:
 
 
 def _read_pmi_port(env: Env, family: Family) -> Launch:
-    rank, size = pmi.rank_and_size(env)
-    seen, job, mark = shown(env, (pmi.PORT, pmi.ID)), f"{family.name} {env[pmi.PORT]}", pmi.connection_id(env)
-    return Launch(family.name, family.title, rank, size, seen, job, False, _with_pmi(env, size, job), mark)
+    own = pmi.of_port(env)
+    rank, size = pmi.rank_and_size(own)
+    seen, job, mark = shown(own, (pmi.PORT, pmi.ID)), f"{family.name} {own[pmi.PORT]}", pmi.connection_id(own)
+    ways = (*_by_hand(env), _pmi(own))
+    return Launch(family.name, family.title, rank, size, seen, job, False, ways, mark)
 
 
 def _is_slurm_step(env: Env) -> bool:

@@ -21,6 +21,7 @@ import os
 import re
 import select
 import socket
+import stat
 import sys
 import time
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from transports.moments import seconds_until
 FD: Final = "PMI_FD"
 PORT: Final = "PMI_PORT"
 ID: Final = "PMI_ID"
+JOB: Final = "PMI_JOBID"
 MAX_LINE: Final = 1 << 16
 MAX_CHUNK: Final = 512
 """Most characters of one value, where the launcher allows more. Old ones allow 256."""
@@ -46,7 +48,21 @@ FAREWELL_SECONDS: Final = 1.0
 
 def is_slurms(env: Env) -> bool:
     """True if PMI_FD is that of Slurm's plugin pmi2. Hydra's processes inside a step of Slurm have one of hydra's."""
-    return "PMI_JOBID" in env and "SLURM_STEP_ID" in env and "MPI_LOCALRANKID" not in env
+    return JOB in env and "SLURM_STEP_ID" in env and "MPI_LOCALRANKID" not in env
+
+
+def of_port(env: Env) -> dict[str, str]:
+    """The variables of the connection that is made to PMI_PORT, without the descriptor of an outer launcher."""
+    return {name: env[name] for name in (PORT, ID) if name in env}
+
+
+def lacking_of_slurm(env: Env) -> str | None:
+    """The reason for which this task of Slurm's has no PMI_FD of the plugin pmi2; None if it has one. A descriptor or a
+    port of an outer launcher, which a task inherits, is none: there it is another rank."""
+    steps = [f"{env[name]}.{env.get('SLURM_STEP_ID')}" for name in ("SLURM_JOB_ID", "SLURM_HET_JOB_ID") if name in env]
+    if FD not in env or env.get(JOB) not in steps:
+        return f"{FD}, {JOB}: are not set for this step, so srun does not speak PMI-2 (--mpi=pmi2)"
+    return lacking(env)
 
 
 def lacking(env: Env) -> str | None:
@@ -83,12 +99,15 @@ def rank_and_size(env: Env) -> tuple[int, int]:
 
 
 class Pmi(KeyValue):
-    """The PMI-1 connection of this process. Closing this object leaves it open, for others and for later."""
+    """The PMI-1 connection of this process. Closing this object leaves it open, for others and for later.
 
-    def __init__(self, env: Env, deadline: float) -> None:
+    introduce  choose PMI-1 where the launcher speaks PMI-2 else, as Slurm's plugin pmi2
+    """
+
+    def __init__(self, env: Env, deadline: float, *, introduce: bool = False) -> None:
         if FD in env:
-            self._line = Line(integer(env, FD, 0, None, ""))
-            if is_slurms(env):
+            self._line = Line(_connection(env))
+            if introduce:
                 _introduce(self._line.descriptor, os.getpid())
             _finalize_at_exit(self._line.descriptor, os.getpid(), shared=True)
         else:
@@ -124,6 +143,22 @@ class Pmi(KeyValue):
 
     def _get(self, name: str, deadline: float) -> str:
         return _field(self._line.ask(f"cmd=get kvsname={self._space} key={name}", "get_result", deadline), "value")
+
+
+def _connection(env: Env) -> int:
+    """The descriptor PMI_FD. Raises RendezvousError if something else than a connection has its number, to which
+    nothing must be written."""
+    descriptor = integer(env, FD, 0, None, "")
+    try:
+        found = os.fstat(descriptor).st_mode
+    except OSError as error:
+        raise RendezvousError(f"{FD}={descriptor}: cannot be used: {error.strerror}") from error
+    if not stat.S_ISSOCK(found):
+        raise RendezvousError(
+            f"{FD}={descriptor}: is no connection to the launcher, but another file: a program between the launcher "
+            f"and this one has closed it, and opened the other (with MPICH, mpiexec -pmi-port does without)"
+        )
+    return descriptor
 
 
 class Line:

@@ -38,7 +38,7 @@ def check_free(variables: Mapping[str, str]) -> None:
     """Raise ConfigError for variables that the launcher sets for each rank itself, and for a bad MASTER_PORT."""
     free = launchers.without_launchers(variables)
     for name in variables:
-        if name not in free and name not in _MASTER:
+        if name == launchers.VARIABLE or (name not in free and name not in _MASTER):
             raise ConfigError(f"-x {name}: the launcher sets it for each rank, or takes it away")
     torch_address(("", 1), variables)
 

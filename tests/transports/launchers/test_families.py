@@ -60,6 +60,8 @@ SLURM = {
 }
 PMI2 = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "0", "PMI_JOBID": "1234.0"}
 """The variables that srun --mpi=pmi2 adds, which hydra's proxies inherit where they are started by srun."""
+INSIDE = {"RONDE_LAUNCHER": "slurm"}
+"""For a rank of srun that has the variables of an outer launcher, as its ancestors would tell."""
 KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-0.svc", "PET_MASTER_PORT": "29500"}
 CLUSTER = {"chief": ["a:1"], "worker": ["b:2", "[::1]:3"], "ps": ["c:4"]}
 TF_CONFIG = {"TF_CONFIG": json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 1}})}
@@ -180,6 +182,8 @@ def test_batch_script_is_no_rank_of_slurm(step: str | None) -> None:
         (HOROVOD, "publishes its address through horovodrun's store at 10.0.0.1:4321"),
         (SLURM | SECRET, "serves the store on node07, a port that follows from the job's id"),
         (SLURM | PMI2, "publishes its address through the launcher's PMI-1"),
+        (SLURM | PMI2 | INSIDE | {"MPI_LOCALRANKID": "0"}, "publishes its address through the launcher's PMI-1"),
+        (SLURM | PMI2 | {"SLURM_JOB_ID": "1235", "SLURM_HET_JOB_ID": "1234"}, "through the launcher's PMI-1"),
         (SLURM | PMI2 | SECRET, "serves the store on node07"),
         (SLURM | SECRET | {"RONDE_PORT": "7000"}, "serves the store on node07, port 7000"),
         (KUBEFLOW | SECRET, "serves the store on job-0.svc, a port that follows"),
@@ -211,6 +215,9 @@ def test_meeting(env: dict[str, str], text: str) -> None:
         (JSM | SECRET, ["LSB_DJOB_RANKFILE: is not set"]),
         (JSM | PRTERUN, ["PMIX_NAMESPACE=prterun-n1-77@1 is not of this launcher"]),
         (SLURM | PRTERUN, ["PMIX_NAMESPACE=prterun-n1-77@1 is not of this launcher"]),
+        (SLURM | MPICH | INSIDE, ["PMI_FD, PMI_JOBID: are not set for this step"]),
+        (SLURM | INSIDE | {"PMI_PORT": "n0:7", "PMI_ID": "0"}, ["PMI_FD, PMI_JOBID: are not set for this step"]),
+        (SLURM | PMI2 | {"SLURM_STEP_ID": "1"}, ["PMI_FD, PMI_JOBID: are not set for this step"]),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"} | PRTERUN, ["PMIX_NAMESPACE=prterun-n1-77@1 is not of this launcher"]),
         (OPENMPI | STEP, ["PMIX_NAMESPACE=slurm.pmix.1234.0 is not of this launcher"]),
         (PALS | STEP, ["PMIX_NAMESPACE=slurm.pmix.1234.0 is not of this launcher"]),

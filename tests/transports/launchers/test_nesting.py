@@ -132,7 +132,7 @@ def test_l4_a_copy_whose_number_is_that_of_the_rank_in_it(monkeypatch: pytest.Mo
 def test_l4_a_launcher_that_was_started_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nesting, "ancestors", lambda: iter([nesting.Process(100, "outer", {})]))
     for env in (OPENMPI, TORCHRUN, SLURM, {**RONDE_RANK, "RONDE_SIZE": "2"}):
-        with pytest.raises(ConfigError, match=r"several copies .*`mine`.* RONDE_LAUNCHER=none"):
+        with pytest.raises(ConfigError, match=r"several copies .*`mine`.*`env RONDE_LAUNCHER=none mine"):
             check_started_once(env, "mine")
         check_started_once({**env, "RONDE_LAUNCHER": "none"}, "mine")
     for env in ({}, BY_HAND, {**OPENMPI, "OMPI_COMM_WORLD_SIZE": "1"}, RONDE_RANK):

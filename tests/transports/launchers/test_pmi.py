@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -144,11 +145,11 @@ def test_values_reach_all_ranks_in_chunks(serve: Callable[..., Server], vallen: 
 def test_rank_and_size_at_a_port(serve: Callable[..., Server]) -> None:
     server = serve(1)
     port = server.listen().getsockname()[1]
-    env = {"PMI_PORT": f"127.0.0.1:{port}", "PMI_ID": "0"}
+    env = {"PMI_PORT": f"127.0.0.1:{port}", "PMI_ID": "0", "PMI_FD": "0"}  # the descriptor of an outer launcher
     launch = find(env)
     assert launch is not None
     assert (launch.family, launch.rank, launch.size) == ("mpich-port", 0, 1)
-    with Pmi(env, soon()) as values:  # on the same connection: the server accepts one
+    with Pmi(pmi.of_port(env), soon()) as values:  # on the same connection: the server accepts one
         values.put("key", b"value", soon())
         values.fence(soon())
         assert values.get("key", soon()) == b"value"
@@ -188,6 +189,16 @@ def test_answers_that_are_none(serve: Callable[..., Server], command: str, answe
 
     with pytest.raises(RendezvousError, match=error):
         exchange()
+
+
+def test_another_file_with_the_number_of_the_connection(tmp_path: Path) -> None:
+    """A shell between the launcher and the rank has it: `exec 9>log`."""
+    path = tmp_path / "log"
+    with path.open("wb") as file, pytest.raises(RendezvousError, match=rf"PMI_FD={file.fileno()}: is no connection"):
+        Pmi({"PMI_FD": str(file.fileno())}, soon())
+    assert path.read_bytes() == b""
+    with pytest.raises(RendezvousError, match="PMI_FD=987: cannot be used"):
+        Pmi({"PMI_FD": "987"}, soon())
 
 
 def test_rank_that_does_not_come(serve: Callable[..., Server]) -> None:

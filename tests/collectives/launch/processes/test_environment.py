@@ -54,7 +54,7 @@ def test_bad_export(word: str, complaint: str) -> None:
         environment.exported([word], {})
 
 
-@pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_SIZE", "RONDE_STORE", "SLURM_PROCID"])
+@pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_SIZE", "RONDE_STORE", "SLURM_PROCID", "RONDE_LAUNCHER"])
 def test_variables_that_the_launcher_sets_cannot_be_given(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^-x {name}: "):
         environment.check_free({"A": "a", name: "1"})
