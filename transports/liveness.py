@@ -1,6 +1,7 @@
-"""Liveness of other processes of the host, from the kernel: alive, stopped, or ended.
+"""Liveness of other processes of the host, from the kernel: alive, stopped, replaced by another program, or ended.
 
-The end of a process is detected by pidfd_open(2) where it exists, else by process id and start time; a stop by proc(5).
+The end of a process is detected by pidfd_open(2) where it exists, else by process id and start time; a stop and another
+program by proc(5).
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class Watch:
         self._own = Identity.own()
         self._processes: dict[int, Identity] = {}
         self._stops: dict[int, Steady] = {}
+        self._programs: dict[int, int] = {}
         self._descriptors: dict[int, int] = {}
         self._poll: select.poll | None = None
 
@@ -97,6 +99,7 @@ class Watch:
             return
         self._processes[rank] = process
         self._stops[rank] = Steady(LONGEST_GAP)
+        self._programs[rank] = _program_of(process)
         if not hasattr(os, "pidfd_open") or len(self._descriptors) >= MOST_DESCRIPTORS:
             return
         try:
@@ -128,6 +131,15 @@ class Watch:
                 found.append(rank)
         return found
 
+    def replaced(self) -> list[int]:
+        """The ranks whose process has become another program by exec(3) since it was added: it runs, and is no rank."""
+        found = []
+        for rank, before in self._programs.items():
+            now = _program_of(self._processes[rank]) if before else 0
+            if now not in (0, before):
+                found.append(rank)
+        return found
+
     def close(self) -> None:
         """Release the descriptors. Idempotent."""
         self._poll = None
@@ -137,6 +149,7 @@ class Watch:
         self._descriptors.clear()
         self._processes.clear()
         self._stops.clear()
+        self._programs.clear()
 
 
 def is_running(process: Identity) -> bool:
@@ -162,6 +175,16 @@ def _stopped(process: Identity) -> bool:
         return bool(process.start) and _state_of(process.pid) == (b"T", process.start)
     except OSError:  # it has ended, or its state is unknown
         return False
+
+
+def _program_of(process: Identity) -> int:
+    """A number that changes when the process becomes another program: the address at which its stack begins. 0 if it
+    has ended, or if the system does not tell."""
+    try:
+        fields = _fields(process.pid)
+    except OSError:
+        return 0
+    return int(fields[25]) if process.start and int(fields[19]) == process.start else 0
 
 
 def parent_of(pid: int) -> int:

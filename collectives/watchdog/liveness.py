@@ -64,15 +64,18 @@ class NextProcess:
         return bool(self._candidates)
 
     def check(self) -> PeerLost | None:
-        """The error if the process is lost; else None. Raises RendezvousError if it has ended, and the store does not
-        tell whether it closed before: calls will. They would wait for one that is stopped; the store may be in it."""
+        """The error if the process is lost; else None. Raises RendezvousError if the rank has ended, and the store
+        does not tell whether it closed before: calls will. They would wait for one that is stopped; the store may be in
+        it."""
         rank = self._candidates[0]
         if self._watch is None:
             self._watch = Watch()
             self._watch.add(rank, self._group.members[rank].process)
-        dead = bool(self._watch.dead())
+        dead, replaced = bool(self._watch.dead()), bool(self._watch.replaced())
         if dead:
             reason = "its process ended without closing"
+        elif replaced:
+            reason = "its process became another program (exec) without closing"
         elif self._watch.stopped():
             reason = f"its process has been stopped for {STOPPED_SECONDS:g} s, by SIGSTOP or Ctrl-Z"
         else:
@@ -80,7 +83,7 @@ class NextProcess:
         try:
             closed = has_closed(self._store, rank)
         except RendezvousError:
-            if dead:
+            if dead or replaced:
                 raise
             closed = False
         if closed:

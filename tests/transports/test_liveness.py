@@ -72,6 +72,28 @@ def test_a_watch_tells_the_dead_from_the_living(pidfd: bool, monkeypatch: pytest
         watch.close()
 
 
+@pytest.mark.processes
+def test_a_process_that_becomes_another_program_is_reported() -> None:
+    with subprocess.Popen(["sh", "-c", "read word; exec sleep 60"], stdin=subprocess.PIPE) as process:
+        watch = Watch()
+        watch.add(1, Identity.of(process.pid))
+        watch.add(2, Identity(process.pid, 1, Identity.own().space))
+        assert watch.replaced() == []
+        assert process.stdin is not None
+        process.stdin.write(b"word\n")
+        process.stdin.flush()
+        end = time.monotonic() + 10
+        while not (found := watch.replaced()):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        assert found == [1]
+        assert watch.dead() == [2]
+        process.kill()
+        process.wait()
+        assert watch.replaced() == []
+        watch.close()
+
+
 def process_descriptors() -> set[int]:
     """The descriptors of this process that stand for processes."""
     links = {descriptor: f"/proc/self/fd/{descriptor}" for descriptor in map(int, os.listdir("/proc/self/fd"))}

@@ -300,9 +300,12 @@ def next_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> NextProcess:
     return NextProcess(dataclasses.replace(groups(3)[0], members=tuple(members)), store)
 
 
-def test_dead_process_is_not_lost_if_it_closed_or_the_store_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", ["dead", "replaced"])
+def test_dead_process_is_not_lost_if_it_closed_or_the_store_cannot_tell(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
     store = Unreliable()
-    monkeypatch.setattr(Watch, "dead", lambda self: [self.rank])
+    monkeypatch.setattr(Watch, end, lambda self: [self.rank])
     candidate = next_process(store, monkeypatch)
     assert candidate.exists
     store.down = True
