@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -63,6 +64,7 @@ from frontends.torch.stores import leaving, open_store, own_part
 from frontends.torch.tensors import as_array, writable_array
 from frontends.torch.works import Callbacks, Done, Finish, Work, eager, for_torch
 from frontends.torch_backend import announce
+from transports import launchers
 from transports.errors import RondeError, described
 from transports.rendezvous import join
 
@@ -86,6 +88,7 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup
     config = Config.load({"timeout": seconds})
     with contextlib.ExitStack() as resources:
         try:
+            _check_variables(rank, size)
             meeting, secret = open_store(store, rank, deadline, resources, config.load_tls())
             terms = terms_of(config.transport, config.standbys)
             group = join(rank, size, meeting, secret=secret, deadline=deadline, terms=terms)
@@ -94,6 +97,13 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup
             raise dist.DistBackendError(str(error)) from error
         monitored = MonitoredBarrier(own_part(store, secret), rank, size)
         return ProcessGroup(communicator, store, monitored, seconds, resources.pop_all())
+
+
+def _check_variables(rank: int, size: int) -> None:
+    """Raise ConfigError if the default group has rank and size by variables that are not meant for this process."""
+    given = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE")]
+    if given == [str(rank), str(size)] and not dist.is_initialized():
+        launchers.check_torch_is_told(os.environ)
 
 
 @eager

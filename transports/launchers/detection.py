@@ -69,6 +69,26 @@ def check_started_once(env: Env, name: str) -> None:
         )
 
 
+def check_torch_is_told(env: Env) -> None:
+    """Raise ConfigError if RANK and WORLD_SIZE are those of an outer launcher, and an inner one that does not set them
+    has started more ranks: each would be a world of its own. For programs that believe these variables, as torch
+    does."""
+    inner, found = nesting.innermost(env), nesting.layers(env)
+    theirs = next((layer for layer in found if layer.family.name in ("torchrun", "env")), None)
+    if inner is None or theirs is None or _wanted(env) != "auto":
+        return
+    if theirs.above == inner.above or found.index(theirs) < found.index(inner):  # they were set for this process
+        return
+    place = theirs.family.place(theirs.env)
+    if place is not None and inner.copies > place[1]:
+        raise ConfigError(
+            f"RANK={env['RANK']}, WORLD_SIZE={env['WORLD_SIZE']}: are those of an outer launcher, but {inner} has "
+            f"started {inner.copies} ranks, and each would be a world of its own: give init_process_group rank, "
+            f"world_size and init_method, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each rank, or "
+            f"{VARIABLE}=none if such worlds are meant"
+        )
+
+
 def describe(env: Env) -> dict[str, Any]:
     """The result of `find` and the way in which the ranks would meet, in JSON's types; for people. Never a secret.
 

@@ -13,7 +13,7 @@ from tests.collectives.launch.launcher import RONDE
 from tests.transports.launchers import nested
 from tests.transports.launchers.real import ROOT, environment
 from transports.errors import ConfigError
-from transports.launchers import check_started_once, find, nesting, without_launchers
+from transports.launchers import check_started_once, check_torch_is_told, find, nesting, without_launchers
 
 RONDE_RANK = {"RONDE_RANK": "0", "RONDE_SIZE": "1", "RONDE_STORE": "tcp://h:1", "RONDE_JOB": "j", "RONDE_SECRET": ""}
 OURS_FOR_TORCH = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
@@ -137,6 +137,25 @@ def test_l4_a_launcher_that_was_started_several_times(monkeypatch: pytest.Monkey
         check_started_once({**env, "RONDE_LAUNCHER": "none"}, "mine")
     for env in ({}, BY_HAND, {**OPENMPI, "OMPI_COMM_WORLD_SIZE": "1"}, RONDE_RANK):
         check_started_once(env, "mine")
+
+
+@pytest.mark.parametrize("outer", [RONDE_RANK | OURS_FOR_TORCH, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_l4_variables_of_torch_that_an_inner_launcher_does_not_set(
+    monkeypatch: pytest.MonkeyPatch, outer: dict[str, str]
+) -> None:
+    def above(*variables: Mapping[str, str]) -> None:
+        processes = [nesting.Process(100 + number, "x", each) for number, each in enumerate(variables)]
+        monkeypatch.setattr(nesting, "ancestors", lambda: iter(processes))
+
+    above(outer, {})
+    with pytest.raises(ConfigError, match=r"RANK=0, WORLD_SIZE=1: .*PMI_RANK=1, PMI_SIZE=2\) has started 2 ranks"):
+        check_torch_is_told(outer | MPICH)
+    check_torch_is_told({**outer, **MPICH, "RONDE_LAUNCHER": "none"})
+    check_torch_is_told({**outer, **MPICH, "PMI_RANK": "0", "PMI_SIZE": "1"})
+    check_torch_is_told(outer)
+    for parent in ({}, MPICH):  # a script, or the program itself below a shell, has set them for this rank
+        above(parent, {})
+        check_torch_is_told(outer | MPICH)
 
 
 def test_settings_of_launchers_stay() -> None:
