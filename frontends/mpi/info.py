@@ -11,6 +11,8 @@ from typing import Any, Final
 from frontends.mpi.constants import MAX_INFO_KEY, MAX_INFO_VAL
 from frontends.mpi.errors import error
 from frontends.mpi.handles import Body, Handle
+from transports import launchers
+from transports.errors import ConfigError
 
 
 class InfoBody(Body):
@@ -185,9 +187,10 @@ def _environment(command: list[str]) -> dict[str, str]:
         found["wdir"] = os.getcwd()
     if command[1:]:
         found["argv"] = " ".join(command[1:])
-    size = os.environ.get("RONDE_SIZE")
-    if size:
-        found["maxprocs"] = size
+    with contextlib.suppress(ConfigError):  # `init` raises it
+        launch = launchers.find(os.environ)
+        if launch is not None and not launch.joins:
+            found["maxprocs"] = str(launch.size)
     return found
 
 

@@ -42,6 +42,17 @@ def test_p6_threads_that_ask_at_once_get_one_number() -> None:
         sys.setswitchinterval(before)
 
 
+def test_the_number_of_processes_is_that_of_the_innermost_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PMI_RANK": "1", "PMI_SIZE": "3", "RONDE_SIZE": "1"}.items():  # ours started mpiexec
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RONDE_LAUNCHER", "mpich")
+    assert Info.Create_env([]).Get("maxprocs") == "3"
+    monkeypatch.setenv("RONDE_LAUNCHER", "none")
+    assert Info.Create_env([]).Get("maxprocs") is None
+    monkeypatch.setenv("RONDE_LAUNCHER", "nosuch")
+    assert Info.Create_env([]).Get("maxprocs") is None
+
+
 @pytest.mark.parametrize("constant", [GROUP_EMPTY, ERRORS_RETURN, INFO_ENV])
 def test_a_constant_outlives_its_free(constant: Handle) -> None:
     copy = type(constant)(constant)
