@@ -274,6 +274,13 @@ def _with_pet(env: Env, size: int, job: str) -> tuple[Way, ...]:
 _read_pet: Final = _numbered(_joined("PET_RDZV_ID", "PET_MASTER_ADDR", "PET_MASTER_PORT"), _with_pet)
 
 
+def _is_tf_config(env: Env) -> bool:
+    try:
+        return TF_CONFIG in env and parse_task(env[TF_CONFIG]) is not None
+    except ConfigError:  # it matters only where no other launcher is the innermost; then `read` raises it
+        return True
+
+
 def _read_tf_config(env: Env, family: Family) -> Launch:
     task = parse_task(env[TF_CONFIG])
     assert task is not None
@@ -471,7 +478,7 @@ FAMILIES: Final = (
         "tf_config",
         "TensorFlow's TF_CONFIG",
         TF_CONFIG,
-        lambda env: TF_CONFIG in env and parse_task(env[TF_CONFIG]) is not None,
+        _is_tf_config,
         _read_tf_config,
         marks=(TF_CONFIG,),
     ),

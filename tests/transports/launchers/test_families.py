@@ -145,6 +145,8 @@ def test_no_launcher() -> None:
         (SLURM, KUBERNETES, "slurm"),
         (OPENMPI, UNKNOWN, "openmpi"),
         (TF_CONFIG, KUBERNETES, "tf_config"),
+        (MPICH, {"TF_CONFIG": "{bad"}, "mpich"),
+        (RONDE, {"TF_CONFIG": json.dumps({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}})}, "ronde"),
     ],
 )
 def test_precedence(inner: dict[str, str], outer: dict[str, str], family: str) -> None:
