@@ -129,8 +129,10 @@ def _several(outer: list[Layer], env: Env, inner: Layer | None) -> str | None:
 
 def _one_start(inner: Layer, outer: Layer) -> bool:
     """True if the variables of both may describe one start: a launcher or a script says the same rank and size by the
-    names of another launcher as well. A daemon of the inner launcher below the outer one is a start of its own."""
-    if inner.daemon and inner.above != outer.above:
+    names of another launcher as well. A daemon of the inner launcher below the outer one, or a job of its own, which
+    no script names, is a start of its own."""
+    job = [name for name in inner.family.marks[2:] if inner.env.get(name) not in (None, outer.env.get(name))]
+    if (inner.daemon or job) and inner.above != outer.above:
         return False
     place = inner.family.place(inner.env)
     return place is not None and place == outer.family.place(outer.env)

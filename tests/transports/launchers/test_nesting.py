@@ -125,8 +125,12 @@ def test_l4_a_copy_whose_number_is_that_of_the_rank_in_it(monkeypatch: pytest.Mo
     daemon = ("hydra_pmi_proxy", SLURM)
     with pytest.raises(ConfigError, match="several copies"):
         family_of(monkeypatch, SLURM | MPICH, [daemon, ("mpiexec", SLURM), ("slurmstepd", {})])
+    with pytest.raises(ConfigError, match="several copies"):
+        family_of(monkeypatch, SLURM | OPENMPI, [("prterun", SLURM), ("slurmstepd", {})])
     script = ("sh", SLURM)  # it says the same by the names of another launcher
+    by_hand = {name: OPENMPI[name] for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")}
     assert family_of(monkeypatch, SLURM | MPICH, [script, ("slurmstepd", {})]) == "mpich"
+    assert family_of(monkeypatch, SLURM | by_hand, [script, ("slurmstepd", {})]) == "openmpi"
 
 
 def test_l4_a_launcher_that_was_started_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
