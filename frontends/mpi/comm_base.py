@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
@@ -219,14 +218,14 @@ class CommBase(Attributed, Informed, Handling):
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """End the job: the pending calls of all other ranks raise an error that names this rank, and this process exits
-        with the code."""
+        with the code, wherever it is called. Ranks that are threads of one process raise SystemExit."""
         self.peers.process.world.abort(f"MPI.Comm.Abort({errorcode})")
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        if threading.current_thread() is not threading.main_thread() and not self.peers.process.is_local:
-            os._exit(errorcode)  # SystemExit would end this thread alone
-        raise SystemExit(errorcode)
+        if self.peers.process.is_local:
+            raise SystemExit(errorcode)
+        os._exit(errorcode)  # SystemExit may be caught, waits for threads, and does nothing in functions of atexit
 
     # ---- info, buffers of sends, attributes
 

@@ -152,6 +152,18 @@ except MPI.Exception as error:
     print("told", "MPI.Comm.Abort(7)" in str(error), flush=True)
     time.sleep(60)
 """
+CAUGHT = """
+import threading
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+try:
+    if comm.rank == 1:
+        threading.Thread(target=threading.Event().wait).start()
+        comm.Abort(7)
+    comm.Barrier()
+except BaseException as error:
+    print("told", type(error).__name__)
+"""
 ENDS = """
 from mpi4py import MPI
 for name in "first", "second":
@@ -273,6 +285,10 @@ def test_a_rank_that_raises_is_named_on_the_others(tmp_path: Path) -> None:
 
 def test_abort_in_a_thread_ends_the_process_with_its_code(tmp_path: Path) -> None:
     assert "told True" in run(tmp_path, THREAD, "-np", "2", "--mpi4py", code=7)
+
+
+def test_abort_ends_a_process_that_catches_all_errors_and_has_threads(tmp_path: Path) -> None:
+    assert run(tmp_path, CAUGHT, "-np", "2", "--mpi4py", code=7) == "told Failure\n"
 
 
 def test_interfaces_of_c_say_what_to_do(tmp_path: Path) -> None:
