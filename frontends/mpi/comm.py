@@ -242,6 +242,13 @@ UNWEIGHTED: Final = _Weights(1)
 WEIGHTS_EMPTY: Final = _Weights(2)
 
 
+def peers_of(comm: Any) -> Peers:
+    """The ranks of a communicator of one group. Raises TypeError for anything else."""
+    if not isinstance(comm, Intracomm):
+        raise TypeError(f"comm={comm!r}: must be an Intracomm")
+    return comm.peers
+
+
 def between(local: Peers, remote: tuple[int, ...]) -> Peers:
     """The ranks of an intercommunicator. Collective among both groups; that of the lower first rank comes first."""
     everyone = (*local.ranks, *remote) if local.ranks[0] < remote[0] else (*remote, *local.ranks)

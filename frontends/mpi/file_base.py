@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from frontends.mpi.blocks import Block
-from frontends.mpi.comm import Intracomm
+from frontends.mpi.comm import Intracomm, peers_of
 from frontends.mpi.constants import (
     DISPLACEMENT_CURRENT,
     MODE_APPEND,
@@ -124,7 +124,7 @@ class FileBase(Informed, Handling):
     @classmethod
     def Open(cls, comm: Intracomm, filename: Any, amode: int = MODE_RDONLY, info: Info = INFO_NULL) -> Any:
         flags = _flags(amode)
-        peers = comm.peers.twin()
+        peers = peers_of(comm).twin()
         first = peers.rank == 0
         opened: list[int] = []
 

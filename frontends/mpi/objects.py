@@ -36,6 +36,13 @@ def _run(peers: Peers, method: str, *arguments: Any) -> Any:
 
 
 def bcast(peers: Peers, obj: Any, root: int = 0) -> Any:
+    """The root's object. The root of one group has a copy of it too, as the others do."""
+    found = same_at_root(peers, obj, root)
+    return pickle.loads(pickle.dumps(obj)) if root == peers.rank and not peers.is_inter else found
+
+
+def same_at_root(peers: Peers, obj: Any, root: int) -> Any:
+    """The root's object; on the root of one group it is the object itself."""
     if peers.is_inter:
         return _inter_bcast(peers, obj, root)
     here = check_root(peers, root) == peers.rank

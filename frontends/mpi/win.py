@@ -16,7 +16,7 @@ import numpy as np
 from frontends.mpi import constants
 from frontends.mpi.attributes import Attributed, AttributedBody
 from frontends.mpi.blocks import Block
-from frontends.mpi.comm import COMM_SELF, Intracomm
+from frontends.mpi.comm import COMM_SELF, Intracomm, peers_of
 from frontends.mpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED, PROC_NULL
 from frontends.mpi.datatypes import BY_CODE
 from frontends.mpi.errhandlers import Handling
@@ -100,7 +100,7 @@ class Win(Attributed, Informed, Handling):
     def _made(cls, comm: Intracomm, size: int, disp_unit: int, info: Info, flavor: int) -> Win:
         size, disp_unit = as_int(size, "size"), as_int(disp_unit, "disp_unit")
         with contextlib.ExitStack() as made:
-            peers = made.enter_context(contextlib.closing(comm.peers.twin()))
+            peers = made.enter_context(contextlib.closing(peers_of(comm).twin()))
             host = peers.process.world.members[peers.ranks[peers.rank]].host
             everyone = together(peers, lambda: (host, _size(size), _unit(disp_unit)))
             if len({host for host, _, _ in everyone}) > 1:
@@ -133,7 +133,7 @@ class Win(Attributed, Informed, Handling):
         disp_unit = as_int(disp_unit, "disp_unit")
         mine = as_memory(None if memory is BOTTOM else memory).data, disp_unit
         with contextlib.ExitStack() as made:
-            peers = made.enter_context(contextlib.closing(comm.peers.twin()))
+            peers = made.enter_context(contextlib.closing(peers_of(comm).twin()))
             together(peers, lambda: _unit(disp_unit))
             locks = made.enter_context(contextlib.closing(Segment.make(2 * peers.size, peers)))
             made.pop_all()

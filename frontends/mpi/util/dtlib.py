@@ -30,7 +30,7 @@ def from_numpy_dtype(dtype: Any) -> Datatype:
         whole = made.Create_resized(0, kind.itemsize)
         made.Free()
         return whole
-    found = BY_CODE.get(kind.char)
+    found = BY_CODE.get("i8" if kind.kind in "mM" else kind.char)  # times are integers
     if found is None or kind.itemsize != found.size:
         raise ValueError(f"dtype={kind}: no datatype has it")
     return found.Dup()

@@ -16,6 +16,7 @@ import numpy as np
 
 from frontends.mpi import MPI
 from frontends.mpi.memory import Bytes
+from frontends.mpi.objects import same_at_root
 from frontends.mpi.pickles import Pickle as Pickle
 
 _ALIGNMENT: Final = 64
@@ -80,8 +81,8 @@ class Comm(MPI.Comm):
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         sends = root == (ROOT if self.is_inter else self.rank)
-        found = super().bcast(encoded(obj) if sends else None, root)
-        return obj if sends and not self.is_inter else None if found is None else decoded(found)
+        found = same_at_root(self.peers, encoded(obj) if sends else None, root)
+        return None if found is None else decoded(found)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         found = super().gather(encoded(sendobj), root)

@@ -227,6 +227,19 @@ def test_objects(ranks: Run) -> None:
     assert ranks(2, body) == expected
 
 
+def test_the_root_of_a_broadcast_has_a_copy_of_its_own(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        from frontends.mpi.util import pkl5
+
+        given = np.zeros(3)
+        for communicator in (comm, pkl5.Intracomm(comm), mpi().COMM_SELF):
+            found = communicator.bcast(given, 0)
+            found += 1
+        return given.tolist()
+
+    assert ranks(2, body) == [[0.0] * 3] * 2
+
+
 def test_groups_are_made_by_their_members_alone(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()

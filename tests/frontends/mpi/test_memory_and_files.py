@@ -459,6 +459,19 @@ def test_a_window_needs_a_unit_and_ranks_that_have_a_part_of_it(ranks: Run) -> N
     assert ranks(2, body) == [True] * 2
 
 
+def test_windows_and_files_need_ranks_of_one_group(ranks: Run, tmp_path: Path) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        two = comm.Split(comm.rank).Create_intercomm(0, comm, 1 - comm.rank)
+        made = [lambda make=make: make(8, comm=two) for make in (MPI.Win.Allocate, MPI.Win.Allocate_shared)]
+        for call in (*made, lambda: MPI.Win.Create(None, comm=two), lambda: MPI.File.Open(two, tmp_path / "file")):
+            with pytest.raises(TypeError, match="must be an Intracomm"):
+                call()
+        return two.allgather(comm.rank)
+
+    assert ranks(2, body) == [[1], [0]]
+
+
 def test_a_window_that_cannot_be_made_leaves_nothing_open(ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from frontends.mpi.peers import Peers
 

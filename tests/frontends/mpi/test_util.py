@@ -367,6 +367,13 @@ def test_structs_of_numpy_become_datatypes_and_come_back(align: bool) -> None:
         assert found.itemsize == datatype.extent
 
 
+@pytest.mark.parametrize("code", ["M8[s]", "m8[ns]"])
+def test_times_of_numpy_are_integers(code: str) -> None:
+    from frontends.mpi.util.dtlib import from_numpy_dtype, to_numpy_dtype
+
+    assert to_numpy_dtype(from_numpy_dtype(np.dtype(code))) == np.int64
+
+
 @pytest.mark.parametrize("align", [False, True])
 def test_a_struct_of_arrays_of_one_keeps_its_size(align: bool) -> None:
     from frontends.mpi.util.dtlib import from_numpy_dtype, to_numpy_dtype
