@@ -320,22 +320,24 @@ class Datatype(Attributed):
         return Block(data, 0, int(count), self)
 
     def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
-        return packing.pack(self._elements(inbuf, writable=False), outbuf, position)
+        return packing.pack(self._elements(inbuf, writable=False), outbuf, as_int(position, "position"))
 
     def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
-        return packing.unpack(inbuf, position, self._elements(outbuf, writable=True))
+        return packing.unpack(inbuf, as_int(position, "position"), self._elements(outbuf, writable=True))
 
     def Pack_size(self, count: int, comm: Any) -> int:
-        return self.layout.size * count
+        return self.layout.size * as_int(count, "count")
 
     def Pack_external(self, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
-        return packing.pack_external(datarep, self._elements(inbuf, writable=False), outbuf, position)
+        elements = self._elements(inbuf, writable=False)
+        return packing.pack_external(datarep, elements, outbuf, as_int(position, "position"))
 
     def Unpack_external(self, datarep: str, inbuf: Any, position: int, outbuf: Any) -> int:
-        return packing.unpack_external(datarep, inbuf, position, self._elements(outbuf, writable=True))
+        elements = self._elements(outbuf, writable=True)
+        return packing.unpack_external(datarep, inbuf, as_int(position, "position"), elements)
 
     def Pack_external_size(self, datarep: str, count: int) -> int:
-        return packing.external_size(datarep, self.layout, count)
+        return packing.external_size(datarep, self.layout, as_int(count, "count"))
 
     # ---- how it was made
 

@@ -8,6 +8,7 @@ from frontends.mpi.comm import Intracomm
 from frontends.mpi.errors import error
 from frontends.mpi.file_base import FileBase, FileBody, at, begun, ended
 from frontends.mpi.handles import SURFACE
+from frontends.mpi.ints import as_int
 from frontends.mpi.requests import Request
 from frontends.mpi.specs import message
 from frontends.mpi.status import Status
@@ -74,6 +75,7 @@ class File(FileBase):
             )
         if way in ("at", "own"):
             body.check_random()
+            offset = None if offset is None else as_int(offset, "offset")
         else:
             offset = self._advance(elements) if way == "shared" else self._in_order(body, elements)
         return at(body, block, offset, write=write)

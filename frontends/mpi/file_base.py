@@ -34,6 +34,7 @@ from frontends.mpi.file_views import View
 from frontends.mpi.groups import Group
 from frontends.mpi.handles import Body
 from frontends.mpi.info import INFO_NULL, Info, Informed
+from frontends.mpi.ints import as_int
 from frontends.mpi.memory import Bytes
 from frontends.mpi.objects import together
 from frontends.mpi.operations import Ended
@@ -178,13 +179,13 @@ class FileBase(Informed, Handling):
         _system(os.unlink, filename)
 
     def Set_size(self, size: int) -> None:
-        body = self._known()
+        body, size = self._known(), as_int(size, "size")
         body.check_resizable()
         _barrier(body)
         together(body.peers, lambda: _system(os.ftruncate, body.descriptor, size) if body.peers.rank == 0 else None)
 
     def Preallocate(self, size: int) -> None:
-        body = self._known()
+        body, size = self._known(), as_int(size, "size")
         body.check_resizable()
         _barrier(body)
 
@@ -255,15 +256,18 @@ class FileBase(Informed, Handling):
         info: Info = INFO_NULL,
     ) -> None:
         body = self._known()
-        if datarep not in ("native", "internal"):
-            raise missing(f"File.Set_view with datarep={datarep!r}", "files have the native representation")
         kind = etype if filetype is None else filetype
         sequential = bool(body.amode & MODE_SEQUENTIAL)
-        if sequential != (disp == DISPLACEMENT_CURRENT):
-            raise error("ERR_ARG", f"disp={disp}: DISPLACEMENT_CURRENT and MODE_SEQUENTIAL go together")
-        if (disp < 0 and not sequential) or not etype.layout.size or kind.layout.size % etype.layout.size:
-            raise error("ERR_ARG", f"disp={disp}: must be 0 or more, and filetype made of etype")
-        _barrier(body)  # the shared pointer is still that of the view before, for ranks that come later
+
+        def check() -> None:
+            if datarep not in ("native", "internal"):
+                raise missing(f"File.Set_view with datarep={datarep!r}", "files have the native representation")
+            if sequential != (disp == DISPLACEMENT_CURRENT):
+                raise error("ERR_ARG", f"disp={disp}: DISPLACEMENT_CURRENT and MODE_SEQUENTIAL go together")
+            if (disp < 0 and not sequential) or not etype.layout.size or kind.layout.size % etype.layout.size:
+                raise error("ERR_ARG", f"disp={disp}: must be 0 or more, and filetype made of etype")
+
+        together(body.peers, check)  # the shared pointer is still that of the view before, for ranks that come later
         if sequential:
             disp = body.view.byte_offset(self._position_shared())
             _barrier(body)
@@ -280,7 +284,7 @@ class FileBase(Informed, Handling):
         return body.view.disp, _own(etype), _own(filetype), "native"
 
     def Get_byte_offset(self, offset: int) -> int:
-        return self._known().view.byte_offset(offset)
+        return self._known().view.byte_offset(as_int(offset, "offset"))
 
     def Get_type_extent(self, datatype: Datatype) -> int:
         return datatype.extent
@@ -298,7 +302,7 @@ class FileBase(Informed, Handling):
         return body.position
 
     def _sought(self, position: int, offset: int, whence: int) -> int:
-        starts = {SEEK_SET: 0, SEEK_CUR: position}
+        offset, starts = as_int(offset, "offset"), {SEEK_SET: 0, SEEK_CUR: position}
         if whence == SEEK_END:
             starts[SEEK_END] = self._known().view.end_offset(self.Get_size())
         if whence not in starts or starts[whence] + offset < 0:

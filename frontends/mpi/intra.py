@@ -49,7 +49,8 @@ def barrier(peers: Peers) -> Plan:
 
 
 def bcast(peers: Peers, buf: Any, root: int = 0) -> Plan:
-    here = check_root(peers, root) == peers.rank
+    root = check_root(peers, root)
+    here = root == peers.rank
     block = message(buf, writable=not here)
 
     def prepare() -> Call:
@@ -96,12 +97,14 @@ def _gathering(peers: Peers, sendbuf: Any, blocks: Blocks | None, root: int | No
 
 
 def gather(peers: Peers, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    here = check_root(peers, root) == peers.rank
+    root = check_root(peers, root)
+    here = root == peers.rank
     return _gathering(peers, sendbuf, divided(recvbuf, peers.size, writable=True) if here else None, root)
 
 
 def gatherv(peers: Peers, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    here = check_root(peers, root) == peers.rank
+    root = check_root(peers, root)
+    here = root == peers.rank
     return _gathering(peers, sendbuf, vector(recvbuf, peers.size, writable=True) if here else None, root, agreed=False)
 
 
@@ -140,14 +143,16 @@ def _scattering(peers: Peers, blocks: Blocks | None, recvbuf: Any, root: int, *,
 
 
 def scatter(peers: Peers, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    here = check_root(peers, root) == peers.rank
+    root = check_root(peers, root)
+    here = root == peers.rank
     return _scattering(
         peers, divided(sendbuf, peers.size, writable=False) if here else None, recvbuf, root, agreed=True
     )
 
 
 def scatterv(peers: Peers, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    here = check_root(peers, root) == peers.rank
+    root = check_root(peers, root)
+    here = root == peers.rank
     return _scattering(
         peers, vector(sendbuf, peers.size, writable=False) if here else None, recvbuf, root, agreed=False
     )
@@ -225,7 +230,8 @@ def _pair(sendbuf: Any, recvbuf: Any) -> tuple[Block, Block]:
 
 
 def reduce(peers: Peers, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Plan:
-    if check_root(peers, root) == peers.rank:
+    root = check_root(peers, root)
+    if root == peers.rank:
         given, result = _pair(sendbuf, recvbuf)
         return _reducing(peers, "reduce", given, result, op, (root,))
     if is_in_place(sendbuf):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from frontends.mpi import cuda_arrays, dlpack
 from frontends.mpi.errors import missing
 from frontends.mpi.handles import SURFACE
+from frontends.mpi.ints import as_int
 
 Bytes = NDArray[np.uint8]
 _NO_BYTES: Final[Bytes] = np.empty(0, np.uint8)
@@ -306,12 +307,12 @@ def Get_address(location: Any) -> int:
 
 def Aint_add(base: int, disp: int) -> int:
     """An address and a displacement, added."""
-    return base + disp
+    return as_int(base, "base") + as_int(disp, "disp")
 
 
 def Aint_diff(addr1: int, addr2: int) -> int:
     """The displacement between two addresses."""
-    return addr1 - addr2
+    return as_int(addr1, "addr1") - as_int(addr2, "addr2")
 
 
 def Alloc_mem(size: int, info: Any = None) -> buffer:

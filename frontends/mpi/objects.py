@@ -45,21 +45,23 @@ def same_at_root(peers: Peers, obj: Any, root: int) -> Any:
     """The root's object; on the root of one group it is the object itself."""
     if peers.is_inter:
         return _inter_bcast(peers, obj, root)
-    here = check_root(peers, root) == peers.rank
+    root = check_root(peers, root)
+    here = root == peers.rank
     return _run(peers, "broadcast_object", obj if here else None, root)
 
 
 def gather(peers: Peers, sendobj: Any, root: int = 0) -> list[Any] | None:
     if peers.is_inter:
         return _inter_gather(peers, sendobj, root)
-    check_root(peers, root)
+    root = check_root(peers, root)
     return _run(peers, "gather_object", sendobj, root)  # type: ignore[no-any-return]
 
 
 def scatter(peers: Peers, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
     if peers.is_inter:
         return _inter_scatter(peers, sendobj, root)
-    here = check_root(peers, root) == peers.rank
+    root = check_root(peers, root)
+    here = root == peers.rank
     return _run(peers, "scatter_object", _each(peers.size, sendobj) if here else None, root)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from frontends.mpi.constants import ANY_SOURCE, ANY_TAG, UNDEFINED
 from frontends.mpi.datatypes import BYTE, Datatype
 from frontends.mpi.handles import SURFACE
+from frontends.mpi.ints import as_int
 
 _SOURCE, _TAG, _ERROR, _NBYTES, _CANCELLED = range(5)
 _EMPTY = (ANY_SOURCE, ANY_TAG, 0, 0, 0)
@@ -96,7 +97,7 @@ class Status:
         layout = datatype.layout
         if not layout.elements:
             return
-        full, rest = divmod(count, layout.elements)
+        full, rest = divmod(as_int(count, "count"), layout.elements)
         nbytes = full * layout.size
         while rest > 0:
             for dtype, number in layout.runs:

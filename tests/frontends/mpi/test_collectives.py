@@ -240,6 +240,20 @@ def test_the_root_of_a_broadcast_has_a_copy_of_its_own(ranks: Run) -> None:
     assert ranks(2, body) == [[0.0] * 3] * 2
 
 
+@pytest.mark.parametrize("root", [True, np.bool_(True), np.uint8(1)])
+def test_what_counts_as_1_is_a_root(ranks: Run, root: Any) -> None:
+    def body(comm: Any) -> Any:
+        first, second = np.full(2, comm.rank), np.zeros(2, int)
+        comm.Bcast(first, root)
+        comm.Reduce(first, second, root=root)
+        comm.Gather(first[:1], second, root=root)
+        comm.Scatter(first, second[:1], root=root)
+        objects = comm.bcast(comm.rank, root), comm.reduce(1, root=root), comm.scatter([3, 4], root)
+        return first.tolist(), second.tolist(), objects
+
+    assert ranks(2, body) == [([1, 1], [1, 0], (1, None, 3)), ([1, 1], [1, 1], (1, 2, 4))]
+
+
 def test_groups_are_made_by_their_members_alone(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()

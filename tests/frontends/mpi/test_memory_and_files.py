@@ -308,7 +308,7 @@ def test_a_file_that_is_missing_is_an_error_on_all_ranks(ranks: Run, tmp_path: P
     assert ranks(2, body) == [True, True]
 
 
-@pytest.mark.parametrize("name", ["Set_size", "Preallocate", "Seek_shared", "Close", "Open"])
+@pytest.mark.parametrize("name", ["Set_size", "Preallocate", "Seek_shared", "Set_view", "Close", "Open"])
 def test_an_error_of_a_collective_call_on_a_file_is_one_of_all_ranks(ranks: Run, tmp_path: Path, name: str) -> None:
     """The first rank alone changes the file, or one rank cannot open it."""
     path = tmp_path / "data"
@@ -330,6 +330,7 @@ def test_an_error_of_a_collective_call_on_a_file_is_one_of_all_ranks(ranks: Run,
             "Set_size": lambda: file.Set_size(0),
             "Preallocate": lambda: file.Preallocate(90),
             "Seek_shared": lambda: file.Seek_shared(-1),
+            "Set_view": lambda: file.Set_view(-comm.rank),
             "Close": lambda: file.Close(),
             "Open": lambda: MPI.File.Open(
                 comm, path if comm.rank == 0 else tmp_path / "no", MPI.MODE_CREATE | MPI.MODE_RDWR
@@ -337,11 +338,38 @@ def test_an_error_of_a_collective_call_on_a_file_is_one_of_all_ranks(ranks: Run,
         }
         with pytest.raises(MPI.Exception):
             calls[name]()
-        if name in ("Set_size", "Preallocate", "Seek_shared"):
+        if name in ("Set_size", "Preallocate", "Seek_shared", "Set_view"):
             file.Close()
         return comm.allreduce(1)
 
     assert ranks(2, body) == [2, 2]
+
+
+def test_offsets_and_counts_may_be_short_ints_of_numpy(ranks: Run, tmp_path: Path) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        file = MPI.File.Open(comm, tmp_path / "file", MPI.MODE_CREATE | MPI.MODE_RDWR)
+        file.Set_view(0, MPI.DOUBLE)
+        file.Write_at(np.uint8(40), np.ones(1))
+        sizes = [file.Get_size(), file.Get_byte_offset(np.uint8(40))]
+        file.Seek(np.uint8(50))
+        file.Write(np.ones(1))
+        sizes.append(file.Get_size())
+        for call in (
+            file.Seek,
+            file.Seek_shared,
+            file.Get_byte_offset,
+            lambda offset: file.Read_at(offset, np.ones(1)),
+        ):
+            with pytest.raises(TypeError, match=r"offset=1\.5"):
+                call(1.5)
+        file.Close()
+        status, many = MPI.Status(), np.int32(400_000_000)
+        status.Set_elements(MPI.DOUBLE, many)
+        packed = MPI.DOUBLE.Pack_size(many, comm), MPI.DOUBLE.Pack_external_size("external32", many)
+        return sizes, packed, status.Get_count(MPI.DOUBLE), MPI.Aint_add(np.uint8(200), np.uint8(100))
+
+    assert ranks(1, body) == [([328, 320, 408], (3_200_000_000, 3_200_000_000), 400_000_000, 300)]
 
 
 def test_a_place_before_the_beginning_of_a_file_is_refused(ranks: Run, tmp_path: Path) -> None:
