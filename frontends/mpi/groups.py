@@ -8,7 +8,7 @@ from typing import Any, Final
 from frontends.mpi.constants import IDENT, PROC_NULL, SIMILAR, UNDEFINED, UNEQUAL
 from frontends.mpi.errors import error
 from frontends.mpi.handles import Body, Handle
-from frontends.mpi.ints import as_int
+from frontends.mpi.ints import as_int, as_ints
 
 
 class GroupBody(Body):
@@ -142,7 +142,7 @@ def _mine(*groups: Group) -> int:
 
 def _ranges(ranges: Sequence[tuple[int, int, int]]) -> list[int]:
     found: list[int] = []
-    for first, last, stride in ranges:
+    for first, last, stride in (as_ints(one, "ranks") for one in ranges):
         if stride == 0:
             raise error("ERR_ARG", "a stride is 0")
         found += range(first, last + (1 if stride > 0 else -1), stride)

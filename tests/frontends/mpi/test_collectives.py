@@ -269,6 +269,15 @@ def test_groups_are_made_by_their_members_alone(ranks: Run) -> None:
     assert ranks(3, body) == [((1, [2, 0]), [2, 0]), True, ((0, [2, 0]), [2, 0])]
 
 
+def test_ranges_of_a_group_may_be_short_ints_of_numpy(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        backwards = comm.group.Range_incl([(1, 0, -1)])
+        unsigned = comm.group.Range_incl([(np.uint8(1), np.uint8(0), np.int8(-1))])
+        return mpi().Group.Compare(backwards, unsigned) == mpi().IDENT
+
+    assert ranks(2, body) == [True, True]
+
+
 def test_a_grid_exchanges_halos_also_with_one_neighbour_on_both_sides(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         cart = comm.Create_cart([comm.size], periods=[True])
