@@ -8,7 +8,7 @@ is in frontends. These rooms use the communicator from outside; only the package
 
 from __future__ import annotations
 
-from collectives.launch.calls.arguments import call_of, count_of, seconds_of, variables_of
+from collectives.launch.calls.arguments import call_of, count_of, pickled_call, seconds_of, variables_of
 from collectives.launch.calls.function import run
 from collectives.launch.calls.guests import (
     GuestJob,
@@ -54,6 +54,7 @@ __all__ = [
     "in_rank_order",
     "load",
     "own_settings",
+    "pickled_call",
     "run",
     "seconds_of",
     "show_line",

@@ -27,6 +27,7 @@ from collectives.launch import (
     free_address,
     load,
     own_settings,
+    pickled_call,
     seconds_of,
     show_line,
     variables_of,
@@ -75,7 +76,8 @@ def run(
     """
     _check(client)
     workers = None if workers is None else _addresses(workers)
-    called, variables = call_of("function", function, args, kwargs), variables_of("env", env)
+    called = pickled_call("function", call_of("function", function, args, kwargs), cloudpickle.dumps)
+    variables = variables_of("env", env)
     np = None if np is None else count_of("np", np)
     reservation = uuid.uuid4().hex
     until = time.monotonic() + seconds_of("timeout", timeout)
@@ -90,10 +92,9 @@ def run(
         name = seats[0].job.name
         told = resources.enter_context(_shown(client, name, len(seats), on_progress))
         parts = _shares(client, data, addresses, until)
-        call_bytes = cloudpickle.dumps(called)
         futures = {
             seat.rank: client.submit(
-                call, seat, call_bytes, part, key=f"{name}-rank-{seat.rank}", workers=[address], retries=0,
+                call, seat, called, part, key=f"{name}-rank-{seat.rank}", workers=[address], retries=0,
                 allow_other_workers=False, pure=False,
             )
             for address, seat, part in zip(addresses, seats, parts, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import re
 import threading
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RaySystemError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from collectives.launch import (
@@ -31,6 +32,8 @@ from collectives.launch import (
 from frontends.ray.placement import Demand, Placement
 from frontends.ray.worker import Worker
 from transports.errors import DeadlineExceeded
+
+log: Final = logging.getLogger("ronde.ray")
 
 CLOSE_SECONDS: Final = 10.0
 """Time for the ranks to leave the world by themselves, and then for Ray to end their processes."""
@@ -202,14 +205,16 @@ class Ranks:
         submit  makes the call to an actor, by `attempt`; Ray's reference
         losses  how many ranks may have been lost, with those of calls before; None for no limit
 
-        Raises the root cause: WorkerLost beyond `losses`, and if the other ranks did not go on without the lost one.
+        Raises the root cause: WorkerLost beyond `losses`, and if the other ranks did not go on without the lost one;
+        the error of a replacement that cannot join, if they wait for it.
         """
         crew = self._crew
         assert crew is not None
         running = dict(zip(self.submit(submit), self._ranks, strict=True))
         starting: dict[Any, _Rank] = {}
         joining: dict[Any, _Rank] = {}
-        outcomes = ElasticOutcomes(self._ranks, None if losses is None else losses - self.lost)
+        minimum = 1 if self._bounds is None else self._bounds[0]
+        outcomes = ElasticOutcomes(self._ranks, None if losses is None else losses - self.lost, minimum)
         while not outcomes.decided:
             left = None if outcomes.until == math.inf else max(0.0, outcomes.until - time.monotonic())
             done, _ = ray.wait([*running, *starting, *joining], num_returns=1, timeout=left)
@@ -218,28 +223,32 @@ class Ranks:
             reference = done[0]
             rank = (running | starting | joining)[reference]
             outcome = _outcome(rank, reference)
-            if starting.pop(reference, None):
-                if isinstance(outcome, Success):
-                    place, pid = outcome.value
-                    rank.name = f"node {place.address}, pid {pid}"
-                    seat = crew.job.newcomer(place)
-                    joining[rank.actor.attempt.remote("connect", seat, *crew.executable.words())] = rank
-            elif joining.pop(reference, None):
-                if isinstance(outcome, Success):
-                    running[submit(rank.actor)] = rank
-                    self._ranks.append(rank)
-                    outcomes.members.add(rank)
-            else:
-                del running[reference]
-                if isinstance(outcome, Success) or not isinstance(outcome.error, WorkerLost):
-                    outcomes.add(rank, outcome, time.monotonic())
-                    continue
+            was_running, was_starting = reference in running, reference in starting
+            for references in (running, starting, joining):
+                references.pop(reference, None)
+            if isinstance(outcome, Failure) and isinstance(outcome.error, WorkerLost):
                 outcomes.lose(rank, outcome)
                 self.lost += 1
-                self._ranks.remove(rank)
+                if rank in self._ranks:
+                    self._ranks.remove(rank)
                 actor = self._actor(crew.group, crew.made, rank.bundle)
                 starting[actor.attempt.remote("place")] = _Rank(crew.made, rank.bundle, actor, rank.name)
                 crew.made += 1
+            elif was_running:
+                outcomes.add(rank, outcome, time.monotonic())
+            elif isinstance(outcome, Failure):
+                ray.kill(rank.actor)
+                if outcomes.refuse(outcome, len(starting) + len(joining), time.monotonic()):
+                    log.warning("rank %d (%s) could not join: %s", rank.number, rank.name, outcome.error)
+            elif was_starting:
+                place, pid = outcome.value
+                rank.name = f"node {place.address}, pid {pid}"
+                seat = crew.job.newcomer(place)
+                joining[rank.actor.attempt.remote("connect", seat, *crew.executable.words())] = rank
+            else:
+                running[submit(rank.actor)] = rank
+                self._ranks.append(rank)
+                outcomes.members.add(rank)
         for rank in [*starting.values(), *joining.values()]:
             ray.kill(rank.actor)
         values = outcomes.values()
@@ -273,8 +282,9 @@ def _outcome(rank: _Rank, reference: Any) -> Success | Failure:
     try:
         dumped, value = ray.get(reference)
     except RayTaskError as error:  # Ray's own: those of the rank come as a value
-        reason = f"the result of rank {number} cannot be pickled: {error.cause}"
-        return Failure(number, TypeError(reason), _plain(error))
+        given = isinstance(error.cause, RaySystemError)  # it could not even make the call
+        part = "the call of rank {} cannot be unpickled" if given else "the result of rank {} cannot be pickled"
+        return Failure(number, TypeError(f"{part.format(number)}: {error.cause}"), _plain(error))
     except RayActorError as error:
         reason = str(error).partition("\n")[0].rstrip(". ")
         return Failure(number, WorkerLost(f"rank {number} ({rank.name}) was lost: {reason}"))

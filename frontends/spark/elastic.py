@@ -6,9 +6,10 @@ are left go on, and the new task joins them.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import cloudpickle
 from pyspark import SparkContext
@@ -23,6 +24,7 @@ from collectives.launch import (
     count_of,
     load,
     own_settings,
+    pickled_call,
     seconds_of,
     show_line,
     variables_of,
@@ -37,6 +39,8 @@ from frontends.spark.job import (
     take_seats,
     wait_for_slots,
 )
+
+log: Final = logging.getLogger("ronde.spark")
 
 
 def run_elastic(
@@ -69,9 +73,11 @@ def run_elastic(
     its function called from the start, where it gets the state.
 
     Raises the error of the first rank whose function raised one; WorkerLost beyond reset_limit, or if all ranks were
-    lost; and otherwise as `run`. No rank runs then.
+    lost; the error of a new task that cannot join, if the others wait for it; and otherwise as `run`. No rank runs
+    then.
     """
-    called, seconds = call_of("function", function, args, kwargs), seconds_of("start_timeout", start_timeout)
+    called = pickled_call("function", call_of("function", function, args, kwargs), cloudpickle.dumps)
+    seconds = seconds_of("start_timeout", start_timeout)
     variables = variables_of("env", env)
     context, count = check(num_proc, spark_context)
     minimum = count if min_num_proc is None else count_of("min_num_proc", min_num_proc)
@@ -85,11 +91,11 @@ def run_elastic(
     with (
         GuestJob({**own_settings(), **variables}) as job,
         open_desk(context) as desk,
-        submitted(context, maximum, desk, cloudpickle.dumps(called), barrier=False) as cancel,
+        submitted(context, maximum, desk, called, barrier=False) as cancel,
     ):
         arrivals = collect_arrivals(desk, count, minimum, until)
         seats = take_seats(job, desk, arrivals, bounds=(minimum, maximum))
-        outcomes = ElasticOutcomes(seats, reset_limit)
+        outcomes = ElasticOutcomes(seats, reset_limit, minimum)
         numbers = _serve(job, desk, arrivals, seats, outcomes)
         values = outcomes.values()
         if len(values) < maximum:  # some tasks got no slot, or were not admitted
@@ -102,6 +108,7 @@ def _serve(
 ) -> dict[Hashable, int]:
     """Serve the tasks until the outcome is known. Returns the ranks of those that have ended."""
     numbers: dict[Hashable, int] = {}
+    coming: set[int] = set()
     for task, message in events_of(desk, outcomes):
         member = task in outcomes.members
         match message:
@@ -109,16 +116,25 @@ def _serve(
                 arrivals[task] = message
                 seats[task] = job.newcomer(message.place)
                 desk.send(task, seats[task])
+                coming.add(task)
             case Joined():
                 outcomes.members.add(task)
+                coming.discard(task)
             case Line():
                 show_line(seats[task].rank, message.text)
             case Result():
                 desk.hang_up(task)
                 numbers[task] = message.rank
+                outcome = load(seats[task].rank, message.outcome)
                 if member:
-                    outcomes.add(task, load(seats[task].rank, message.outcome), time.monotonic())
+                    outcomes.add(task, outcome, time.monotonic())
+                elif isinstance(outcome, Failure):  # Spark does not start it again: the task has ended well
+                    coming.discard(task)
+                    if outcomes.refuse(outcome, len(coming), time.monotonic()):
+                        log.warning("rank %d (%s) could not join: %s", outcome.rank, arrivals[task], outcome.error)
             case Gone() if member:
                 rank = seats[task].rank
                 outcomes.lose(task, Failure(rank, WorkerLost(f"rank {rank} ({arrivals[task]}) was lost")))
+            case Gone():  # if it has been lost, Spark starts it again
+                coming.discard(task)
     return numbers

@@ -28,6 +28,7 @@ from collectives.launch import (
     in_rank_order,
     load,
     own_settings,
+    pickled_call,
     seconds_of,
     show_line,
     variables_of,
@@ -66,7 +67,8 @@ def run(
     DeadlineExceeded after `start_timeout`; RuntimeError if Spark ended the job, as after its cancellation; ValueError
     for bad arguments. No rank runs then.
     """
-    called, seconds = call_of("function", function, args, kwargs), seconds_of("start_timeout", start_timeout)
+    called = pickled_call("function", call_of("function", function, args, kwargs), cloudpickle.dumps)
+    seconds = seconds_of("start_timeout", start_timeout)
     variables = variables_of("env", env)
     context, count = check(num_proc, spark_context)
     until = time.monotonic() + seconds
@@ -74,7 +76,7 @@ def run(
     with (
         GuestJob({**own_settings(), **variables}) as job,
         open_desk(context) as desk,
-        submitted(context, count, desk, cloudpickle.dumps(called), barrier=True),
+        submitted(context, count, desk, called, barrier=True),
     ):
         arrivals = collect_arrivals(desk, count, count, until)
         seats = take_seats(job, desk, arrivals)

@@ -350,6 +350,7 @@ def test_a_worker_that_is_killed_from_outside_is_named(dask_client: Any, tmp_pat
         ({"timeout": 0}, ValueError, "timeout=0"),
         ({"args": "abc"}, TypeError, "args='abc': .*sequence"),
         ({"function": 3}, TypeError, "function=3: .*callable"),
+        ({"args": [1, threading.Lock()]}, TypeError, r"args\[1\] \(lock\): .*pickled"),
         ({"client": 3}, TypeError, "client=3: .*distributed.Client"),
     ],
 )

@@ -200,6 +200,27 @@ def test_results_that_cannot_be_sent() -> None:
         executor.run(threading.Lock)
 
 
+class OnlyHere:
+    """It can be unpickled in this process alone."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return in_process, (os.getpid(),)
+
+
+def in_process(pid: int) -> OnlyHere:
+    if os.getpid() != pid:
+        raise ImportError("no such module")
+    return OnlyHere()
+
+
+def test_an_argument_that_a_rank_cannot_read() -> None:
+    with (
+        pytest.raises(TypeError, match=r"call of rank 0 .*no such module"),
+        engine.RayExecutor(num_workers=1) as executor,
+    ):
+        executor.run(len, [OnlyHere()])
+
+
 def test_a_killed_worker_is_named() -> None:
     def waits() -> None:
         if collectives.rank() == 1:
@@ -439,6 +460,56 @@ def test_elastic_ranks_go_on_and_a_replacement_joins_them(tmp_path: Path) -> Non
         began = {int(path.name.removeprefix("began-")) for path in tmp_path.glob("began-*")}
         assert began == {lost, *(pid for _, _, pid in found)}  # the others were not started again
         assert executor.run(collectives.size) == [3, 3, 3]
+    eventually(all_is_free)
+
+
+def test_elastic_a_replacement_that_cannot_join_ends_the_ranks_that_wait_for_it(tmp_path: Path) -> None:
+    def begin() -> None:
+        if (tmp_path / "killed").exists():
+            raise LookupError("no such disk")
+
+    def work() -> None:
+        @elastic.run
+        def train(state: elastic.State) -> None:
+            collectives.barrier()
+            if collectives.rank() == 1:
+                (tmp_path / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            collectives.barrier()
+
+        train(elastic.State())
+
+    with engine.ElasticRayExecutor(min_workers=2, max_workers=2) as executor:
+        executor.shutdown()
+        executor.start(begin)
+        with pytest.raises(LookupError, match="no such disk"):
+            executor.run(work)
+    eventually(all_is_free)
+
+
+def test_elastic_a_replacement_that_is_lost_is_replaced_too(tmp_path: Path) -> None:
+    def begin() -> None:
+        for name in ("first", "second"):
+            if (tmp_path / "killed").exists() and not (tmp_path / name).exists():
+                (tmp_path / name).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> int:
+        @elastic.run
+        def train(state: elastic.State) -> int:
+            collectives.barrier()
+            if collectives.rank() == 1 and not (tmp_path / "killed").exists():
+                (tmp_path / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            collectives.barrier()
+            return collectives.size()
+
+        return train(elastic.State())
+
+    with engine.ElasticRayExecutor(min_workers=2, max_workers=2) as executor:
+        executor.shutdown()
+        executor.start(begin)
+        assert executor.run(work) == [2, 2]
     eventually(all_is_free)
 
 

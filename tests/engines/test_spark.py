@@ -21,6 +21,9 @@ import pytest
 
 import collectives
 from collectives import elastic
+from collectives.config import Config
+from collectives.launch import ElasticOutcomes, Failure, GuestJob, Place, Success
+from collectives.launch.calls.outcome import dump
 from examples import spark_digits
 from transports.errors import DeadlineExceeded
 from transports.testing import foreign_files
@@ -30,6 +33,8 @@ if shutil.which("java") is None:
     pytest.skip("Spark needs Java, which is not installed", allow_module_level=True)
 
 import ronde.spark as engine
+from frontends.spark.desk import Arrival, Desk, Gone, Result
+from frontends.spark.elastic import _serve as serve_elastic
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # Spark's own
@@ -314,6 +319,31 @@ def test_elastic_ranks_are_added_while_there_are_slots(spark: Any) -> None:
     assert engine.run_elastic(work, num_proc=2, max_num_proc=4, start_timeout=SECONDS) == [4] * 4
 
 
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_elastic_a_task_that_cannot_join_ends_the_ranks_that_wait_for_it(
+    minimum: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, address = Place("here", "127.0.0.1"), ("127.0.0.1", 1)
+    arrivals = {task: Arrival(task, place, 100 + task, address) for task in (0, 1)}
+    outcomes = ElasticOutcomes(arrivals, None, minimum)
+    with GuestJob() as job, Desk("127.0.0.1", "127.0.0.1", Config.load()) as desk:
+        seats = dict(zip(arrivals, job.seats([place, place]), strict=True))
+        for event in (
+            (1, Gone()),
+            (2, Arrival(2, place, 102, address)),
+            (2, Result(dump(Failure(2, ImportError("no such module"))), 2)),
+            (0, Result(dump(Success(0, 5)), 0)),
+        ):
+            desk.events.put(event)
+        serve_elastic(job, desk, arrivals, seats, outcomes)
+    if minimum == 1:
+        assert outcomes.values() == {0: 5}
+        assert "rank 2 (host 127.0.0.1, pid 102)" in caplog.text
+    else:
+        with pytest.raises(ImportError, match="no such module"):
+            outcomes.values()
+
+
 def test_elastic_ends_after_an_error_and_beyond_its_limit(spark: Any) -> None:
     def fails() -> None:
         if collectives.rank() == 1:
@@ -343,6 +373,7 @@ def test_elastic_ends_after_an_error_and_beyond_its_limit(spark: Any) -> None:
         ({"env": {"A": None}}, TypeError, "env: 'A': None"),
         ({"args": "abc"}, TypeError, "args='abc': .*sequence"),
         ({"function": 3}, TypeError, "function=3: .*callable"),
+        ({"args": [1, threading.Lock()]}, TypeError, r"args\[1\] \(lock\): .*pickled"),
         ({"spark_context": 3}, TypeError, "spark_context=3: .*pyspark.SparkContext"),
     ],
 )

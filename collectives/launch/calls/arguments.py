@@ -62,3 +62,25 @@ def call_of(name: str, function: Any, args: Any, kwargs: Any) -> Call:
     if strange:
         raise TypeError(f"kwargs={kwargs!r}: {strange[0]!r} must be the name of an argument of {name}")
     return function, tuple(args), dict(kwargs or {})
+
+
+def pickled_call(name: str, call: Call, pickler: Callable[[object], bytes]) -> bytes:
+    """The pickled call, for ranks in other processes. `name` is that of the function's parameter. Raises TypeError with
+    the part that cannot be pickled."""
+    function, args, kwargs = call
+    try:
+        return pickler(call)
+    except Exception as error:
+        parts = {f"{name}={function!r}": function}
+        parts |= {f"args[{place}] ({type(value).__name__})": value for place, value in enumerate(args)}
+        parts |= {f"kwargs[{key!r}] ({type(value).__name__})": value for key, value in kwargs.items()}
+        wrong = next((part for part, value in parts.items() if not _can_be_pickled(value, pickler)), "the call")
+        raise TypeError(f"{wrong}: ranks are processes, and it cannot be pickled: {error}") from error
+
+
+def _can_be_pickled(value: object, pickler: Callable[[object], bytes]) -> bool:
+    try:
+        pickler(value)
+    except Exception:  # noqa: BLE001  pickling runs code of the object, which may raise anything
+        return False
+    return True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from collectives.config import Config
-from collectives.launch.calls.arguments import call_of, count_of, seconds_of
+from collectives.launch.calls.arguments import call_of, count_of, pickled_call, seconds_of
 from collectives.launch.calls.notebook import notebook_output
 from collectives.launch.calls.outcome import Outcomes, Ranks
 from collectives.launch.calls.process_ranks import ProcessRanks
@@ -88,14 +88,7 @@ def _pickle_call(
         from cloudpickle import dumps
     except ModuleNotFoundError:
         return _pickle_plainly(fn, args, kwargs, interactive), pickle.dumps
-    try:
-        dumps(fn)
-    except Exception as error:
-        raise TypeError(f"fn={fn!r}: ranks are processes, and it cannot be pickled: {error}") from error
-    try:
-        return dumps((fn, args, kwargs)), dumps
-    except Exception as error:
-        raise TypeError(f"args and kwargs: must be picklable, because ranks are processes: {error}") from error
+    return pickled_call("fn", (fn, args, kwargs), dumps), dumps
 
 
 def _pickle_plainly(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], interactive: bool) -> bytes:
@@ -109,7 +102,4 @@ def _pickle_plainly(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         raise TypeError(f"fn={fn!r}: ranks are processes and cannot import it ({error}); {remedy}") from error
     if interactive and getattr(fn, "__module__", None) == "__main__":
         raise TypeError(f"fn={fn!r}: ranks are processes and cannot import it from an interactive session; {remedy}")
-    try:
-        return pickle.dumps((fn, args, kwargs))
-    except Exception as error:
-        raise TypeError(f"args and kwargs: must be picklable, because ranks are processes: {error}") from error
+    return pickled_call("fn", (fn, args, kwargs), pickle.dumps)

@@ -197,17 +197,21 @@ class ElasticOutcomes:
 
     members   the ranks in the world, by any names that stay; a newcomer is added when it has joined
     losses    number of ranks that may be lost; None for no limit
+    minimum   the ranks cannot go on with fewer
     patience  as in Outcomes
 
     until     as in Outcomes
     lost      the failures of the ranks that were lost
     """
 
-    def __init__(self, members: Iterable[Hashable], losses: int | None, patience: float = REPORT_SECONDS) -> None:
+    def __init__(
+        self, members: Iterable[Hashable], losses: int | None, minimum: int = 1, patience: float = REPORT_SECONDS
+    ) -> None:
         self.members = set(members)
         self.until = math.inf
         self.lost: list[Failure] = []
         self._losses = losses
+        self._minimum = minimum
         self._patience = patience
         self._failures: list[Failure] = []
         self._values: dict[Hashable, Any] = {}
@@ -225,6 +229,18 @@ class ElasticOutcomes:
         """A member was lost; the others go on."""
         self.members.discard(member)
         self.lost.append(failure)
+
+    def refuse(self, failure: Failure, coming: int, now: float) -> bool:
+        """A newcomer has failed before it was a member. True if the members go on without it; otherwise they would wait
+        for it, and the failure is the outcome.
+
+        coming  number of other newcomers on their way
+        """
+        goes_on = bool(self._values) or len(self.members) + coming >= self._minimum
+        if not goes_on:
+            self._failures.append(failure)
+            self.until = min(self.until, now + self._patience)
+        return goes_on
 
     @property
     def failed(self) -> bool:

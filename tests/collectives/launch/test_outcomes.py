@@ -87,3 +87,25 @@ def test_an_error_of_the_function_ends_an_elastic_job_at_once() -> None:
     assert (outcomes.decided, outcomes.members) == (True, {"b"})
     with pytest.raises(ValueError, match="cause"):
         outcomes.values()
+
+
+@pytest.mark.parametrize(("minimum", "coming", "goes_on"), [(1, 0, True), (2, 1, True), (2, 0, False)])
+def test_a_newcomer_that_cannot_join_ends_the_job_that_waits_for_it(minimum: int, coming: int, goes_on: bool) -> None:
+    outcomes = ElasticOutcomes("ab", None, minimum)
+    outcomes.lose("a", lost(0))
+    assert outcomes.refuse(Failure(2, ImportError("no such module")), coming, now=1.0) is goes_on
+    assert outcomes.decided is not goes_on
+    if goes_on:
+        outcomes.add("b", Success(1, 10), now=2.0)
+        assert outcomes.values() == {"b": 10}
+    else:
+        with pytest.raises(ImportError, match="no such module"):
+            outcomes.values()
+
+
+def test_a_newcomer_that_comes_too_late_is_no_failure() -> None:
+    outcomes = ElasticOutcomes("ab", None, 2)
+    outcomes.add("a", Success(0, 10), now=1.0)
+    assert outcomes.refuse(consequence(2), 0, now=2.0)
+    outcomes.add("b", Success(1, 20), now=3.0)
+    assert outcomes.values() == {"a": 10, "b": 20}
