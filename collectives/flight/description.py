@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple, Self
 
 _PACKAGES: Final = frozenset(
     {"collectives", "transports", "frontends", "ronde", "torch", "keras", "tensorflow", "jax", "mxnet"}
-    | {"threading", "concurrent"}
+    | {"threading", "concurrent", "typing_extensions", "warnings"}
 )
-"""The packages whose lines are not those of the user's program: Ronde's, the frameworks', and those that begin a
-thread."""
+"""The packages whose lines are not those of the user's program: Ronde's, the frameworks', those that begin a thread,
+and those of the decorator `deprecated`, which frameworks put around their functions."""
 
 BATCH: Final = "batch"
 """The collective of a batch of named operations: it begins when this rank has submitted all of them."""

@@ -108,7 +108,10 @@ class StepReduction:
 
     def drain(self) -> None:
         """Begin a step."""
+        self._hooks.forget()
         self._counter.restart()
+
+    start_over = drain
 
     def _watch(self) -> None:
         """Count the passes of the parameters that there are, and begin a step."""

@@ -115,8 +115,9 @@ class _Broadcast(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         reduced = _Allreduce.apply(gradient, None, Average, 1.0, 1.0, ctx.process_set)
-        own = reduced if ctx.process_set.rank() == ctx.root else torch.zeros_like(reduced)
-        return own, None, None, None
+        if ctx.process_set.rank() != ctx.root:
+            reduced = reduced.masked_fill(torch.ones((), dtype=torch.bool, device=reduced.device), 0)  # keeps the graph
+        return reduced, None, None, None
 
 
 class _Alltoall(torch.autograd.Function):  # type: ignore[misc]

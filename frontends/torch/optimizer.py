@@ -175,9 +175,11 @@ class _Distributed:
         vars(self)["_step_supports_amp_scaling"] = supports
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Raises AssertionError between backward() and step() or synchronize(): gradients are being combined."""
+        """The plain optimizer's method; also begins a step anew, if a backward pass has failed or is to be forgotten.
+        Raises AssertionError between backward() and step() or synchronize(): gradients are being combined."""
         if self._reduction.in_flight:
             raise AssertionError("zero_grad() was called after backward() and before step() or synchronize()")
+        self._reduction.start_over()
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

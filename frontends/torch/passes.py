@@ -7,7 +7,10 @@ from frontends.horovod import check_passes
 
 class PassCounter:
     """The number of backward passes that each gradient still needs in this step. Gradients are numbered: a parameter as
-    the key of a dict takes longer than all the rest, since torch hashes it in Python."""
+    the key of a dict takes longer than all the rest, since torch hashes it in Python.
+
+    counting   True from the first pass of a step on
+    """
 
     def __init__(self, count: int, passes: int) -> None:
         """Raises ValueError."""
@@ -29,6 +32,7 @@ class PassCounter:
     def restart(self) -> None:
         """Begin a step."""
         self._left = [self._passes] * self._count
+        self.counting = False
 
     def count(self, number: int) -> bool:
         """Count a pass that has added to a gradient. True if the gradient is complete.
@@ -42,4 +46,5 @@ class PassCounter:
                 "backward_passes_per_step to add them up, or delete an older DistributedOptimizer of these parameters"
             )
         self._left[number] = left
+        self.counting = True
         return left == 0

@@ -235,6 +235,11 @@ class GradientReduction:
                 one.wait()
         self.discard()
 
+    def start_over(self) -> None:
+        """Begin a step anew if passes have added to gradients that are not on their way."""
+        if self._counter.counting:
+            self._restart()
+
     def discard(self) -> None:
         """Forget the reductions in flight, and begin a step."""
         self._pending.clear()

@@ -142,6 +142,10 @@ def gradients(rank: int, size: int) -> None:
     x = leaf(3)
     (hvd.broadcast(x, 1) * torch.inf).sum().backward()
     assert x.grad.tolist() == [torch.inf if rank == 1 else 0.0] * 3
+    x = leaf(3)
+    (slope,) = torch.autograd.grad((hvd.broadcast(x, 1) ** 2).sum(), x, create_graph=True)
+    slope.sum().backward()
+    assert torch.allclose(x.grad, torch.full((3,), 2 / size if rank == 1 else 0.0))
     x = leaf(size, 3)
     (hvd.alltoall(x) * weights).sum().backward()
     assert torch.allclose(x.grad, torch.arange(3.0) + torch.arange(float(size))[:, None])

@@ -134,6 +134,28 @@ def test_a_state_can_be_loaded_between_backward_and_step(world: World, options: 
     assert world.run(steps) == [[7.0, 6.0, 5.0]] * SIZE
 
 
+@pytest.mark.parametrize(
+    "options", [{"groups": 1}, {"backward_passes_per_step": 2}, {"op": hvd.Adasum, "backward_passes_per_step": 2}]
+)
+def test_gradients_that_are_not_on_their_way_can_be_forgotten(world: World, options: dict[str, Any]) -> None:
+    """One that waits for its group, for more passes, or, of a step of Adasum, for the step."""
+
+    def steps(comm: Any) -> list[float]:
+        pair = [torch.nn.Parameter(torch.full((2,), 8.0)) for _ in range(2)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(pair, lr=1.0), zip("ab", pair, strict=True), **options)
+        passes = options.get("backward_passes_per_step", 1)
+        for step in range(2):  # the groups are made at the end of the first one
+            if step == 1:
+                (100 * pair[0].sum()).backward()  # such as a pass that has failed
+            optimizer.zero_grad()
+            for _ in range(passes):
+                ((pair[0].sum() + pair[1].sum()) / passes).backward()
+            optimizer.step()
+        return [one[0].item() for one in pair]
+
+    assert world.run(steps) == [[6.0, 6.0]] * SIZE
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("replaced", [None, torch.full((2,), 100.0)])
 def test_a_rank_that_replaces_its_gradient_after_backward_gets_that_of_all(

@@ -53,7 +53,10 @@ def test_broadcast_with_different_roots_raises_a_table_on_every_rank(transport: 
         assert f"rank {rank}: {call}, called from {__file__}:" in row
 
 
-@pytest.mark.parametrize("framework", ["torch.distributed.distributed_c10d", "tensorflow.python.eager", "jax._src"])
+@pytest.mark.parametrize(
+    "framework",
+    ["torch.distributed.distributed_c10d", "tensorflow.python.eager", "jax._src", "typing_extensions", "warnings"],
+)
 def test_the_table_names_the_line_of_the_program_not_of_the_framework(framework: str) -> None:
     frames: dict[str, Any] = {"__name__": framework}
     exec("def through(call, array):\n    call(array)", frames)
