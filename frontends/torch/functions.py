@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -53,12 +53,15 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give the optimizers of all ranks state and options of `root_rank`'s optimizer, also before its first step.
 
-    Works for every optimizer whose `load_state_dict` accepts its `state_dict`. The ranks list parameters in the same
-    order; if their values show that they do not, all ranks raise ValueError. They also raise the error of a state that
-    the root cannot give. `model` is accepted for Horovod's sake and ignored.
+    Works for every optimizer whose `load_state_dict` accepts its `state_dict`. The ranks have optimizers of one class,
+    with parameters of the same shapes in the same order; if not, as also the parameters' values may show, all ranks
+    raise ValueError. They also raise the error of a state that the root cannot give. `model` is accepted for Horovod's
+    sake and ignored.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer: must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    with as_horovod():
+        agree(communicator_of(process_set), "optimizer.form", list(_facts(optimizer)))
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     compare_order(own, [str(index) for index in range(len(own))], process_set)
     tensors: list[torch.Tensor] = []
@@ -73,6 +76,15 @@ def broadcast_optimizer_state(
         ops.broadcast_(tensor, root_rank, f"optimizer.{index}", process_set)
     if not is_root:
         optimizer.load_state_dict(state)
+
+
+def _facts(optimizer: torch.optim.Optimizer) -> Iterator[Fact]:
+    """The class of an optimizer, and the shapes of its parameters."""
+    yield Fact("optimizer", "optimizer", type(optimizer).__name__, VALUE)
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            name = f"param_groups.{number}.{index}"
+            yield Fact(name, name, str(tuple(parameter.shape)), VALUE)
 
 
 class _Tensor:

@@ -365,6 +365,25 @@ def test_a_state_that_the_root_cannot_give_is_an_error_of_all_ranks(world: World
     world.run(refused)
 
 
+def test_optimizers_of_different_forms_are_named_on_all_ranks(world: World) -> None:
+    """`load_state_dict` refuses another number of parameters on one rank alone, and takes the options of any class."""
+
+    def refused(comm: Any) -> None:
+        pair = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+        kind = (torch.optim.SGD, torch.optim.Adam)[comm.rank]
+        shapes = [pair[0], torch.nn.Parameter(torch.ones(3 + comm.rank))]
+        for text, other in (
+            (r"param_groups.0.1.*rank [01]", torch.optim.SGD(pair[: comm.rank + 1], lr=1.0)),
+            (r"(?s)SGD.*Adam", kind(pair, lr=1.0)),
+            (r"(?s)\(3,\).*\(4,\)", torch.optim.SGD(shapes, lr=1.0)),
+        ):
+            with pytest.raises(ValueError, match=text):
+                hvd.broadcast_optimizer_state(other, 0)
+        hvd.broadcast_optimizer_state(torch.optim.SGD(pair, lr=1.0), 0)
+
+    world.run(refused)
+
+
 def test_wrong_arguments_are_named_before_anything_is_reduced(world: World) -> None:
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (TypeError, "optimizer: .*Linear", {"optimizer": torch.nn.Linear(1, 1)}),
