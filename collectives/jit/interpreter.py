@@ -222,7 +222,7 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
     if first == 0 and field(table, at.STAGED_CALLS) == 0 and field(state, at.OWN) != 0:
         # A peer may await this rank in another, one-sided call by mistake.
         put(state + 8 * at.MOVED, 0)
-        if not published(state, epoch + 1, check):
+        if not published(state, epoch, 1, check) or number >= field(state, at.AHEAD):
             return 0
     row = table + 8 * (at.HEAD_WORDS + first * at.ROW_WORDS)
     for index in range(first, stop):
@@ -249,7 +249,7 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
                 expose(state, source, target)
             elif not is_sound(table):
                 return field(table, at.ROWS)
-            if not published(state, epoch + field(row, at.COUNT), check):
+            if not published(state, epoch, field(row, at.COUNT), check):
                 return index
         elif opcode == at.SEND:
             payload, lanes = operand(row, at.A, source, target, slot), field(row, at.LANES)

@@ -24,13 +24,15 @@ _ALL = 1 << 30
 
 
 @compiled
-def published(state: int, epoch: int, check: int) -> bool:
-    """Do what Window.publish does. False if it is left to Python to wake a rank that sleeps."""
-    own = field(state, at.OWN)
-    kept = own + 8 * (CHECKS + 2 * (epoch % KEPT))
+def published(state: int, call: int, phase: int, check: int) -> bool:
+    """Do what Window.publish does with a phase of the call that has the epochs from `call` on; the check is that of the
+    first one. False if it is left to Python to wake a rank that sleeps."""
+    own, epoch = field(state, at.OWN), call + phase
     put(field(state, at.PUBLISHED), epoch)
-    store_release(kept, epoch)
-    store_release(kept + 8, check)
+    if phase == 1:
+        kept = own + 8 * (CHECKS + 2 * (epoch % KEPT))
+        store_release(kept, epoch)
+        store_release(kept + 8, check)
     store_ordered(own + 8 * EPOCH, epoch)
     return load_ordered(own + 8 * ASKED) == 0 or woken(state, own)
 

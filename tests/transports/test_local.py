@@ -23,7 +23,7 @@ from transports.errors import (
 from transports.local import LocalTransport, Options
 from transports.local.hub import Hub
 from transports.local.link import LocalLink
-from transports.onesided import OneSided
+from transports.onesided import KEPT, OneSided
 from transports.testing import run_threads
 
 LOCAL = backend_of("local")
@@ -238,10 +238,12 @@ def test_epochs_only_rise_and_old_checks_are_forgotten() -> None:
             window.publish(3, check=-1)
         with pytest.raises(MismatchError, match="nothing with epoch 1"):
             window.wait(0, 1, soon(), check=7)
-        window.publish(9, check=8)
+        window.publish(1 + KEPT, check=8)
         with pytest.raises(MismatchError, match=r"check 0x00000007 .*epoch 2\b.* check 0x00000008"):
             window.wait(0, 2, soon(), check=8)
-        window.publish(10, check=8)
+        window.publish(2 + KEPT)  # it has no check
+        window.wait(0, 2, soon(), check=7)
+        window.publish(2 + 2 * KEPT, check=8)
         window.wait(0, 2, soon(), check=8)
         view = window.view(0)
         window.close()

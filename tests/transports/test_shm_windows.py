@@ -18,7 +18,7 @@ from tests.transports.groups import group_of_processes, on_ranks, recv, soon
 from tests.transports.shm_ranks import BOTH, SECONDS, await_sleep, briefly, make
 from transports import shm
 from transports.errors import ClosedError, DeadlineExceeded, MismatchError, PeerLost
-from transports.onesided import OneSided
+from transports.onesided import KEPT, OneSided
 from transports.rendezvous.file import FileStore
 from transports.shm import segments
 from transports.shm.segments import Segment
@@ -87,9 +87,11 @@ def test_a_check_is_compared_as_long_as_it_is_kept() -> None:
                 made.wait(0, 10, soon(), 4)
             with pytest.raises(MismatchError, match="published nothing with epoch 9"):
                 made.wait(0, 9, soon(), 0)
-            made.publish(16, 5)
+            made.publish(8 + KEPT)  # it has no check
+            made.wait(0, 8, soon(), 0xFFFFFFFF)
+            made.publish(8 + 2 * KEPT, 5)
             made.wait(0, 8, soon(), 77)  # overwritten
-            made.publish(1000)
+            made.publish(8 + 3 * KEPT)
             with pytest.raises(MismatchError):  # no later epoch has taken its place: it was never published
                 made.wait(0, 9, soon(), 77)
             made.wait(0, 10, soon())

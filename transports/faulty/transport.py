@@ -254,13 +254,13 @@ class _FaultyWindow(Window):
     def view(self, index: int) -> memoryview:
         return self._inner.view(index)
 
-    def publish(self, epoch: int, check: int = 0) -> None:
+    def publish(self, epoch: int, check: int | None = None) -> None:
         faults = self._apply_rules("publish", self.index, epoch)
         if "drop" in faults:
             return
         if "delay" in faults:
             self._transport.wait_until(time.monotonic() + faults["delay"].seconds, math.inf, self._transport.rank)
-        self._inner.publish(epoch, check ^ 1 if "corrupt" in faults else check)
+        self._inner.publish(epoch, check if check is None or "corrupt" not in faults else check ^ 1)
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
         faults = self._apply_rules("wait", index, epoch)

@@ -23,7 +23,7 @@ _ALIGNMENT: Final = 64
 class Part:
     """One rank's share of a window.
 
-    checks  the last epochs, each with its check; epoch e at e % KEPT
+    checks  the last epochs that have a check, each with it; epoch e at e % KEPT
     asking  the doorbells of the ranks that sleep until the next epoch
     """
 
@@ -73,14 +73,15 @@ class LocalWindow(EngineWindow):
         self._check_open()
         return self._views[index]
 
-    def publish(self, epoch: int, check: int = 0) -> None:
-        if not 0 <= check <= MAX_CHECK:
+    def publish(self, epoch: int, check: int | None = None) -> None:
+        if check is not None and not 0 <= check <= MAX_CHECK:
             raise ValueError(f"check={check!r}: must be 0 to 2**32 - 1")
         self._check_open()
         part = self._parts[self.index]
         if epoch <= part.epoch:
             raise ValueError(f"epoch={epoch!r}: must be greater than {part.epoch}, the epoch published before")
-        part.checks[epoch % KEPT] = (epoch, check)
+        if check is not None:
+            part.checks[epoch % KEPT] = (epoch, check)
         part.epoch = epoch
         while part.asking:  # a rank that is about to sleep either sees the new epoch, or is seen here
             part.asking.pop().ring()

@@ -1,7 +1,7 @@
 """Windows in shared memory.
 
-    controls   per rank 256 bytes: its epoch, whether it has attached, the addresses of its exposed arrays, its arena;
-               on another line whether a waiting rank sleeps; on two more the last 8 epochs, each with its check
+    controls   per rank a line of 64 bytes: its epoch, whether it has attached, the addresses of its exposed arrays,
+               its arena; on another line whether a waiting rank sleeps; on others the last epochs that have a check
     parts      per rank, each on pages of its own
 
 Publishing takes three stores and one load; a wait for a published epoch takes one load. Neither takes a lock.
@@ -28,7 +28,7 @@ from transports.shm.doorbell import CAN_SLEEP, Doorbell, wake_all
 from transports.shm.fence import WEAKLY_ORDERED, barrier
 from transports.shm.segments import Segment
 
-_CONTROL_BYTES: Final = 256
+_CONTROL_BYTES: Final = 8 * (CHECKS + 2 * KEPT)
 _PAGE: Final = 4096
 _BEHIND: Final = 17 * 64
 """Bytes from the start of a page to a part. NumPy's large arrays begin 16 bytes after the start of a page. A copy is a
@@ -105,14 +105,16 @@ class ShmWindow(EngineWindow):
             raise ValueError(f"index={index!r}: must be a position in the window's ranks, 0 to {len(self.ranks) - 1}")
         return self._views[index]
 
-    def publish(self, epoch: int, check: int = 0) -> None:
-        if epoch <= self._notes[_PUBLISHED] or not 0 <= check <= MAX_CHECK:
+    def publish(self, epoch: int, check: int | None = None) -> None:
+        if epoch <= self._notes[_PUBLISHED] or not (check is None or 0 <= check <= MAX_CHECK):
             self._refuse(epoch, check)
-        own, slot = self._own, CHECKS + 2 * (epoch % KEPT)
-        own[slot] = epoch
-        if WEAKLY_ORDERED:
-            barrier()
-        own[slot + 1] = check
+        own = self._own
+        if check is not None:
+            slot = CHECKS + 2 * (epoch % KEPT)
+            own[slot] = epoch
+            if WEAKLY_ORDERED:
+                barrier()
+            own[slot + 1] = check
         if WEAKLY_ORDERED:
             barrier()
         own[EPOCH] = self._notes[_PUBLISHED] = epoch
@@ -290,10 +292,10 @@ class ShmWindow(EngineWindow):
         for bell in self._bells:
             bell.ring()
 
-    def _refuse(self, epoch: int, check: int) -> None:
+    def _refuse(self, epoch: int, check: int | None) -> None:
         if self.closed:
             raise self._closed_error()
-        if not 0 <= check <= MAX_CHECK:
+        if check is not None and not 0 <= check <= MAX_CHECK:
             raise ValueError(f"check={check!r}: must be 0 to 2**32 - 1")
         raise ValueError(f"epoch={epoch!r}: must be greater than {self._notes[_PUBLISHED]}, the epoch published before")
 

@@ -76,7 +76,7 @@ class Rig:
         code = load(time.monotonic() + 600)
         assert isinstance(code, MachineCode), code
         self.code = code
-        self.controls = np.zeros((2, 32), np.uint64)
+        self.controls = np.zeros((2, CHECKS + 2 * KEPT), np.uint64)
         self.notes = np.zeros(2, np.int64)
         self.state = State(code, FlightRecord().call_log("0-0", 2, 0, ""), EPOCHS)
         words = tuple(address(row) for row in self.controls)
