@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from transports.driver import Awaited
 from transports.engine import Engine
-from transports.errors import DeadlineExceeded
+from transports.errors import DeadlineExceeded, MismatchError
 from transports.onesided import OneSided, Window
 
 
@@ -32,6 +33,20 @@ class EngineWindow(Window):
     @abstractmethod
     def raise_if_lost(self, index: int, awaited: Awaited) -> None:
         """Raise if an awaited epoch of a position will never be reached."""
+
+    def compare(self, index: int, epoch: int, check: int, kept: Mapping[int, int]) -> None:
+        """Raise MismatchError unless a position has published `check` with `epoch`. `kept`: its last checks, by epoch.
+        One that all of these follow is not kept any more, and is not compared."""
+        if kept.get(epoch) == check or min(kept) > epoch:
+            return
+        rank, peer = self._engine.rank, self.ranks[index]
+        said = f"check {kept[epoch]:#010x}" if epoch in kept else "nothing"
+        raise MismatchError(
+            f"{self._engine.group.describe(peer)} published {said} with {self.epoch_in_words(epoch)}; rank {rank} "
+            f"expected check {check:#010x}",
+            rank=rank,
+            peer=peer,
+        )
 
     def await_epoch(self, index: int, epoch: int, deadline: float) -> None:
         """Wait until a position has reached an epoch. Raises as `wait`."""

@@ -25,8 +25,8 @@ EXPOSED: Final = 2
 ARENA: Final = 4
 """Words of what a rank tells of its arena (transports.arenas)."""
 CHECKS: Final = 16
-"""Words of the last KEPT epochs with a check, and these checks, a pair for each. Epoch e has pair number e % KEPT."""
-KEPT: Final = 128
+"""Words of the last KEPT checks, each behind its epoch. The pairs are written in turn."""
+KEPT: Final = 8
 OPENED: Final = 1
 """The value of the word of a rank in Controls.ends that has neither closed nor ended."""
 
@@ -56,13 +56,15 @@ class NoRoom(RendezvousError):
 class Controls(NamedTuple):
     """The control words of a window, for compiled code that does in memory what `publish` and `wait` do.
 
-    To publish: store the epoch in `published`, epoch and check, if it has one, in the epoch's pair, then the epoch in
-    word EPOCH; if word ASKED is not 0 then, call `wake`. To wait: load word EPOCH of the peer until it is large enough,
-    then its pair. All words have 64 bits.
+    To publish: store the epoch in `published`; with a check, store both in the pair whose turn it is, and count the
+    check in the word behind `published`; then store the epoch in word EPOCH; if word ASKED is not 0 then, call `wake`.
+    To wait: load word EPOCH of the peer until it is large enough, then look for the pair with the epoch. All words have
+    64 bits.
 
     addresses  of the control words, by position
     stopped    address of a word that is not 0 once the window is closed or its transport has failed
-    published  address of this rank's own note of its epoch, which no other rank can write
+    published  address of this rank's own note of its epoch, which no other rank can write; behind it the number of
+               checks that it has published
     spins      loads of an epoch that are worthwhile before a yield
     yields     yields of the core, each before a load, that are worthwhile after these
     sleeps     sleeps of a millisecond at most that are worthwhile after these, before `Window.wait`
@@ -122,16 +124,16 @@ class Window(ABC):
     @abstractmethod
     def publish(self, epoch: int, check: int | None = None) -> None:
         """Raise this rank's epoch to `epoch` (greater than before). All earlier writes of this rank are visible to a
-        rank that has awaited the epoch. `check` (32 bits) is kept until an epoch with a check follows that is a
-        multiple of KEPT later, so that a peer can compare."""
+        rank that has awaited the epoch. `check` (32 bits) is kept until 8 others have followed, so that a peer can
+        compare. An epoch without one differs from all that a peer may expect."""
 
     @abstractmethod
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
         """Wait until the epoch of position `index` is at least `epoch`.
 
-        check  if given, the value that the peer published with exactly `epoch` must equal it, as long as that is kept:
-               a peer must not go so far ahead meanwhile. Raises MismatchError if not, DeadlineExceeded, or the
-               transport's first failure; the window is intact, except after the latter.
+        check  if given, the value that the peer published with exactly `epoch` must equal it (compare only within
+               8 checks of the peer's newest). Raises MismatchError if not, DeadlineExceeded, or the transport's
+               first failure; the window is intact, except after the latter.
         """
 
     @abstractmethod

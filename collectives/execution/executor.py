@@ -35,7 +35,6 @@ from collectives.flight import (
     NoteLog,
 )
 from collectives.jit import (
-    AHEAD,
     STAGED,
     TALLY_CALLS,
     TALLY_NEXT,
@@ -66,13 +65,11 @@ from transports.errors import (
 )
 from transports.locks import let_go
 from transports.native import NativeCollectives
-from transports.onesided import KEPT, Window
+from transports.onesided import Window
 
 _EPOCHS_PER_CALL: Final = MOST_PHASES + 1
 """Odd, so that a window keeps the checks of successive calls side by side. An epoch has 63 bits: a rank that does
 nothing but calls of 1 us comes to the last one after two years."""
-_CALLS_AHEAD: Final = KEPT // 2
-"""Calls by messages that a rank may be ahead of another one. The other checks that are kept are for one-sided calls."""
 _TOLD: Final = FEWEST_KEPT - 2
 """Calls that `recent` tells of: two less than are kept at least, since the next call may begin meanwhile."""
 _WAITING: Final = {Kind.SEND: "to send to", Kind.RECV: "to receive from", Kind.WAIT: "for"}
@@ -329,11 +326,10 @@ class Executor:
         check, epoch = plan.check_of(number), number * _EPOCHS_PER_CALL
         if staged:
             self._state.words[STAGED] = staged
+        elif self._window is not None:  # for a peer that awaits this rank in another, one-sided call by mistake
+            self._window.publish(epoch + 1)
         requests: list[Request | None] = [None] * plan.program.requests
         try:
-            if not staged and self._window is not None:
-                self._window.publish(epoch + 1, check)
-                self._await_peers(number, deadline)
             for row in rows:
                 row(memory, epoch, check, deadline, requests)
         except RondeError as error:
@@ -420,11 +416,8 @@ class Executor:
                 row = rows[at]
             row(memory, epoch, check, deadline, requests)
 
-        def await_peers() -> None:
-            self._await_peers(number, deadline)
-
         try:
-            table.rest(BegunCall(source, target, do, await_peers, requests), max(answer, 0), left=answer >= 0)
+            table.rest(BegunCall(source, target, do, requests), max(answer, 0), left=answer >= 0)
         except RondeError as error:
             self._end_without_effect(plan, error, deadline, requests)
             return False
@@ -432,20 +425,6 @@ class Executor:
             self.report_times(table, failed=True)
         self._end()
         return True
-
-    def _await_peers(self, number: int, deadline: float) -> None:
-        """Wait for peers that are many calls behind this one, which is by messages and published.
-
-        Nothing else keeps the sender of messages back. A peer that awaits it in another, one-sided call by mistake must
-        find the check that it has published with its own call of that number.
-        """
-        words = self._state.words
-        if number < words[AHEAD]:
-            return
-        assert self._window is not None
-        for index in range(len(self.ranks)):
-            self._window.wait(index, (number - _CALLS_AHEAD // 2) * _EPOCHS_PER_CALL + 1, deadline)
-        words[AHEAD] = number + _CALLS_AHEAD // 2
 
     def _end_without_effect(
         self, plan: Plan, error: RondeError, deadline: float, requests: list[Request | None]

@@ -6,7 +6,7 @@
             [IDLE]                                     of a SEND: the system has taken the message
 
 If the ranks have a staging window, the call's number is published there before the first row, which is left to Python
-if a peer sleeps until then, or if this rank may be too far ahead.
+if a peer sleeps until then.
 
 A message that the interpreter leaves is Python's: the receives that have begun are posted, and rows run as functions of
 Python until all messages that these have begun are awaited. If it only leaves a peer to be woken, it goes on behind
@@ -125,7 +125,6 @@ class MessageTable(Table):
         self._sending = None
         if row == 0 and self._state.controls is not None:  # a peer may sleep until the number is published
             self._state.controls.wake()
-            call.await_peers()
         begun = _begun(steps, row)
         for at in begun:
             call.do(at)

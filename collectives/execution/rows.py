@@ -291,14 +291,14 @@ def _copy(kernel: CopyKernel | None, dst: int, a: int) -> Row:
 
 
 def _copy_and_signal(
-    kernel: CopyKernel | None, dst: int, a: int, publish: Callable[[int, int | None], object], phase: int
+    kernel: CopyKernel | None, dst: int, a: int, publish: Callable[[int, int], object], phase: int
 ) -> Row:
     def row(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
         if kernel is None:
             memory[dst][...] = memory[a]
         else:
             kernel(memory[dst], memory[a])
-        publish(epoch + phase, check if phase == 1 else None)
+        publish(epoch + phase, check)
 
     return row
 
@@ -310,9 +310,9 @@ def _reduce(kernel: Kernel, a: int, b: int, dst: int) -> Row:
     return row
 
 
-def _signal(publish: Callable[[int, int | None], object], phase: int) -> Row:
+def _signal(publish: Callable[[int, int], object], phase: int) -> Row:
     def row(memory: list[Any], epoch: int, check: int, deadline: float, requests: list[Request | None]) -> None:
-        publish(epoch + phase, check if phase == 1 else None)
+        publish(epoch + phase, check)
 
     return row
 

@@ -81,14 +81,12 @@ class BegunCall(NamedTuple):
 
     source, target   the arrays, as `Table.run` had them
     do               do(row): do a row in Python
-    await_peers      waits for peers that are many calls behind this one, which has no signals
     requests         those that rows have begun
     """
 
     source: Array
     target: Array
     do: Callable[[int], object]
-    await_peers: Callable[[], object]
     requests: list[Request | None]
 
 

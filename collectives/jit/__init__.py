@@ -14,7 +14,6 @@ from collectives.jit.cache import keeping_folder
 from collectives.jit.keeper import Allocation, ArrayKeeper
 from collectives.jit.layout import (
     ABSOLUTE,
-    AHEAD,
     LOAD,
     REFERRED,
     SOURCE,
@@ -52,7 +51,6 @@ from collectives.jit.tables import (
 
 __all__ = [
     "ABSOLUTE",
-    "AHEAD",
     "ANYWHERE",
     "LOAD",
     "OUTSIDE",

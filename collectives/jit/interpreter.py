@@ -51,7 +51,7 @@ from collectives.jit.atomics import (
 )
 from collectives.jit.lanes import sent, taken
 from collectives.jit.waits import LOCKED, UNLOCKED
-from collectives.jit.windows import agrees, published, reached
+from collectives.jit.windows import NO_CHECK, agrees, published, reached
 from transports.arenas import BEGIN, END, PEER_BEGIN, PEER_END, SHARED, SHIFT, TOLD
 from transports.onesided import ARENA, EXPOSED, OPENED
 
@@ -222,7 +222,7 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
     if first == 0 and field(table, at.STAGED_CALLS) == 0 and field(state, at.OWN) != 0:
         # A peer may await this rank in another, one-sided call by mistake.
         put(state + 8 * at.MOVED, 0)
-        if not published(state, epoch, 1, check) or number >= field(state, at.AHEAD):
+        if not published(state, epoch + 1, NO_CHECK):
             return 0
     row = table + 8 * (at.HEAD_WORDS + first * at.ROW_WORDS)
     for index in range(first, stop):
@@ -249,7 +249,7 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
                 expose(state, source, target)
             elif not is_sound(table):
                 return field(table, at.ROWS)
-            if not published(state, epoch, field(row, at.COUNT), check):
+            if not published(state, epoch + field(row, at.COUNT), check):
                 return index
         elif opcode == at.SEND:
             payload, lanes = operand(row, at.A, source, target, slot), field(row, at.LANES)
@@ -263,7 +263,7 @@ def do_rows(table: int, state: int, source: int, target: int, first: int, stop: 
             control, phase = field(row, at.CONTROL), field(row, at.COUNT)
             if not reached(state, control, epoch + phase, thread):
                 return index
-            if phase == 1 and not agrees(control, epoch + phase, check):
+            if phase == 1 and not agrees(state, control, epoch + phase, check):
                 return index
         row += 8 * at.ROW_WORDS
     if stop == field(table, at.ROWS):

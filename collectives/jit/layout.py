@@ -69,10 +69,8 @@ SLEEPS: Final = SPANS + 5
 CORES: Final = SLEEPS + 1
 """Address of three masks of cores, of CORE_WORDS each: those of Cores.masks, and room for one; 0: threads that sleep
 are not bound."""
-AHEAD: Final = SLEEPS + 2
-"""Number of the first call by messages that is left to Python once it is published: peers may be many calls behind."""
 CORE_WORDS: Final = MASK_BYTES // 8
-STATE_WORDS: Final = SLEEPS + 3
+STATE_WORDS: Final = SLEEPS + 2
 
 # The memory of a frame: bytes. Behind its head a small payload, or Linux' struct msghdr for frames in two places.
 GATHERED: Final = HEAD_BYTES

@@ -21,18 +21,22 @@ from transports.compiled import BY_FUTEX
 from transports.onesided import ASKED, CHECKS, EPOCH, KEPT
 
 _ALL = 1 << 30
+NO_CHECK = -1
+"""In place of a check: the epoch has none."""
 
 
 @compiled
-def published(state: int, call: int, phase: int, check: int) -> bool:
-    """Do what Window.publish does with a phase of the call that has the epochs from `call` on; the check is that of the
-    first one. False if it is left to Python to wake a rank that sleeps."""
-    own, epoch = field(state, at.OWN), call + phase
-    put(field(state, at.PUBLISHED), epoch)
-    if phase == 1:
-        kept = own + 8 * (CHECKS + 2 * (epoch % KEPT))
+def published(state: int, epoch: int, check: int) -> bool:
+    """Do what Window.publish does, without a check if that is NO_CHECK. False if it is left to Python to wake a rank
+    that sleeps."""
+    own, notes = field(state, at.OWN), field(state, at.PUBLISHED)
+    put(notes, epoch)
+    if check != NO_CHECK:
+        count = field(notes, 1)
+        kept = own + 8 * (CHECKS + 2 * (count % KEPT))
         store_release(kept, epoch)
         store_release(kept + 8, check)
+        put(notes + 8, count + 1)
     store_ordered(own + 8 * EPOCH, epoch)
     return load_ordered(own + 8 * ASKED) == 0 or woken(state, own)
 
@@ -61,8 +65,13 @@ def reached(state: int, control: int, epoch: int, thread: int) -> bool:
 
 
 @compiled
-def agrees(control: int, epoch: int, check: int) -> bool:
-    """True if a rank has published `check` with `epoch`. The publisher writes a slot's epoch first: a check that was
-    read before the epoch belongs to that epoch."""
-    kept = control + 8 * (CHECKS + 2 * (epoch % KEPT))
-    return load_acquire(kept + 8) == check and load_acquire(kept) == epoch
+def agrees(state: int, control: int, epoch: int, check: int) -> bool:
+    """True if a rank has published `check` with `epoch`, as far as it is kept; in most calls it has the place of this
+    rank's own newest one. The publisher writes a pair's epoch first: a check that was read before the epoch belongs to
+    that epoch."""
+    count = field(field(state, at.PUBLISHED), 1)
+    for pair in range(count + KEPT - 1, count - 1, -1):
+        kept = control + 8 * (CHECKS + 2 * (pair % KEPT))
+        if load_acquire(kept + 8) == check and load_acquire(kept) == epoch:
+            return True
+    return False

@@ -25,9 +25,8 @@ from collectives.schedule import Instruction, Kind, Program, canonical_tree, spl
 
 __all__ = ["Proof", "ProofError", "check", "prove"]
 
-_EPOCHS_AHEAD: Final = 8
-"""Epochs of a call that a rank may publish before another one compares the check of the first. A window keeps it for
-longer (`transports.onesided.KEPT`)."""
+_EPOCHS_KEPT: Final = 8
+"""See `transports.onesided.Window.publish`."""
 
 
 _SEND, _RECV, _COPY, _REDUCE, _SIGNAL, _, _AWAIT, _ = Kind  # faster than looking up members
@@ -410,5 +409,5 @@ class _Machine:
                     if clock[rank.number] >= moment:
                         break
                     ahead += 1
-                if ahead >= _EPOCHS_AHEAD:
+                if ahead >= _EPOCHS_KEPT:
                     self.fail(rank, f"rank {number} may be {ahead} epochs ahead by then", at)

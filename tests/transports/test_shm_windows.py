@@ -87,13 +87,17 @@ def test_a_check_is_compared_as_long_as_it_is_kept() -> None:
                 made.wait(0, 10, soon(), 4)
             with pytest.raises(MismatchError, match="published nothing with epoch 9"):
                 made.wait(0, 9, soon(), 0)
-            made.publish(8 + KEPT)  # it has no check
-            made.wait(0, 8, soon(), 0xFFFFFFFF)
-            made.publish(8 + 2 * KEPT, 5)
+            for epoch in range(11, 9 + KEPT):
+                with pytest.raises(MismatchError):
+                    made.wait(0, 8, soon(), 77)
+                made.publish(epoch, 5)
+            made.publish(1000)  # it has no check, and takes no place
+            with pytest.raises(MismatchError, match="published nothing with epoch 1000"):
+                made.wait(0, 1000, soon(), 5)
+            made.publish(1001, 5)
             made.wait(0, 8, soon(), 77)  # overwritten
-            made.publish(8 + 3 * KEPT)
-            with pytest.raises(MismatchError):  # no later epoch has taken its place: it was never published
-                made.wait(0, 9, soon(), 77)
+            with pytest.raises(MismatchError):  # an earlier one is kept: it was never published
+                made.wait(0, 999, soon(), 77)
             made.wait(0, 10, soon())
 
     on_ranks(make, body)

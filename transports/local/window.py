@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transports.base import MAX_CHECK
 from transports.driver import Awaited
 from transports.engine import Engine
-from transports.errors import ClosedError, MismatchError, PeerLost
+from transports.errors import ClosedError, PeerLost
 from transports.exposing import EngineWindow
 from transports.loop import Bell
 from transports.onesided import KEPT, Memory
@@ -23,7 +23,7 @@ _ALIGNMENT: Final = 64
 class Part:
     """One rank's share of a window.
 
-    checks  the last epochs that have a check, each with it; epoch e at e % KEPT
+    checks  the last epochs with a check, each with it, the oldest first
     asking  the doorbells of the ranks that sleep until the next epoch
     """
 
@@ -33,7 +33,7 @@ class Part:
         self.memory = memory[offset : offset + nbytes]
         self.epoch = 0
         self.exposed: tuple[NDArray[np.uint8], ...] = ()
-        self.checks: list[tuple[int, int]] = [(0, 0)] * KEPT
+        self.checks: tuple[tuple[int, int], ...] = ((0, 0),) * KEPT
         self.asking: set[Bell] = set()
 
 
@@ -81,28 +81,17 @@ class LocalWindow(EngineWindow):
         if epoch <= part.epoch:
             raise ValueError(f"epoch={epoch!r}: must be greater than {part.epoch}, the epoch published before")
         if check is not None:
-            part.checks[epoch % KEPT] = (epoch, check)
+            part.checks = (*part.checks[1:], (epoch, check))
         part.epoch = epoch
         while part.asking:  # a rank that is about to sleep either sees the new epoch, or is seen here
             part.asking.pop().ring()
 
     def wait(self, index: int, epoch: int, deadline: float, check: int | None = None) -> None:
-        engine, part, peer = self._engine, self._parts[index], self.ranks[index]
+        part = self._parts[index]
         if part.epoch < epoch:
             self.await_epoch(index, epoch, deadline)
-        if check is None:
-            return
-        published, kept = part.checks[epoch % KEPT]
-        if published > epoch:  # the check is no longer kept
-            return
-        if published != epoch or kept != check:
-            said = f"check {kept:#010x}" if published == epoch else "nothing"
-            raise MismatchError(
-                f"{engine.group.describe(peer)} published {said} with {self.epoch_in_words(epoch)}; "
-                f"rank {engine.rank} expected check {check:#010x}",
-                rank=engine.rank,
-                peer=peer,
-            )
+        if check is not None and (epoch, check) not in part.checks:
+            self.compare(index, epoch, check, dict(part.checks))
 
     def expose_arrays(self, *pieces: Memory) -> bool:
         self._parts[self.index].exposed = tuple(np.asarray(piece).view(np.uint8) for piece in pieces)

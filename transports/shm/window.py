@@ -1,7 +1,7 @@
 """Windows in shared memory.
 
-    controls   per rank a line of 64 bytes: its epoch, whether it has attached, the addresses of its exposed arrays,
-               its arena; on another line whether a waiting rank sleeps; on others the last epochs that have a check
+    controls   per rank 256 bytes: its epoch, whether it has attached, the addresses of its exposed arrays, its arena;
+               on another line whether a waiting rank sleeps; on two more the last 8 checks, each with its epoch
     parts      per rank, each on pages of its own
 
 Publishing takes three stores and one load; a wait for a published epoch takes one load. Neither takes a lock.
@@ -20,7 +20,7 @@ from transports import arenas
 from transports.base import MAX_CHECK
 from transports.driver import Awaited
 from transports.engine import Engine
-from transports.errors import ClosedError, MismatchError, PeerLost, RondeError, TransportError
+from transports.errors import ClosedError, PeerLost, RondeError, TransportError
 from transports.exposing import EngineWindow
 from transports.onesided import ARENA, ASKED, CHECKS, EPOCH, EXPOSED, KEPT, Controls, Memory, address
 from transports.shm import remote
@@ -28,7 +28,7 @@ from transports.shm.doorbell import CAN_SLEEP, Doorbell, wake_all
 from transports.shm.fence import WEAKLY_ORDERED, barrier
 from transports.shm.segments import Segment
 
-_CONTROL_BYTES: Final = 8 * (CHECKS + 2 * KEPT)
+_CONTROL_BYTES: Final = 256
 _PAGE: Final = 4096
 _BEHIND: Final = 17 * 64
 """Bytes from the start of a page to a part. NumPy's large arrays begin 16 bytes after the start of a page. A copy is a
@@ -50,6 +50,7 @@ _ATTACHED: Final = 1
 # Indices of 64-bit words in a rank's notes, which no other rank can write.
 _STOPPED: Final = 0
 _PUBLISHED: Final = 1
+_CHECKS_PUBLISHED: Final = 2
 
 _LAST: Final = (1 << 64) - 1
 """No epoch is greater."""
@@ -90,7 +91,7 @@ class ShmWindow(EngineWindow):
         controls = [index * _CONTROL_BYTES for index in range(len(ranks))]
         self._controls = [memory[at : at + _CONTROL_BYTES].cast("Q") for at in controls]
         self._own = self._controls[self.index]
-        self._notes = memoryview(bytearray(16)).cast("Q")
+        self._notes = memoryview(bytearray(24)).cast("Q")
         self._epoch_address = address(self._own)
 
     @staticmethod
@@ -106,18 +107,20 @@ class ShmWindow(EngineWindow):
         return self._views[index]
 
     def publish(self, epoch: int, check: int | None = None) -> None:
-        if epoch <= self._notes[_PUBLISHED] or not (check is None or 0 <= check <= MAX_CHECK):
+        own, notes = self._own, self._notes
+        if epoch <= notes[_PUBLISHED] or not (check is None or 0 <= check <= MAX_CHECK):
             self._refuse(epoch, check)
-        own = self._own
         if check is not None:
-            slot = CHECKS + 2 * (epoch % KEPT)
+            count = notes[_CHECKS_PUBLISHED]
+            slot = CHECKS + 2 * (count % KEPT)
             own[slot] = epoch
             if WEAKLY_ORDERED:
                 barrier()
             own[slot + 1] = check
+            notes[_CHECKS_PUBLISHED] = count + 1
         if WEAKLY_ORDERED:
             barrier()
-        own[EPOCH] = self._notes[_PUBLISHED] = epoch
+        own[EPOCH] = notes[_PUBLISHED] = epoch
         if own[ASKED]:
             self._wake()
 
@@ -127,10 +130,11 @@ class ShmWindow(EngineWindow):
         if WEAKLY_ORDERED:
             barrier()
         if check is not None:
-            control, slot = self._controls[index], CHECKS + 2 * (epoch % KEPT)
-            # The publisher writes a slot's epoch first: a check that was read before the epoch belongs to that epoch.
+            # In most calls it is the check that has the place of this rank's own newest one. The publisher writes a
+            # slot's epoch first: a check that was read before the epoch belongs to that epoch.
+            control, slot = self._controls[index], CHECKS + 2 * ((self._notes[_CHECKS_PUBLISHED] - 1) % KEPT)
             if control[slot + 1] != check or WEAKLY_ORDERED or control[slot] != epoch:
-                self._compare(index, epoch, check)
+                self.compare(index, epoch, check, self._kept(index))
 
     def expose_arrays(self, *pieces: Memory) -> bool:
         word, known = EXPOSED, True
@@ -264,23 +268,15 @@ class ShmWindow(EngineWindow):
                 return True
         return False
 
-    def _compare(self, index: int, epoch: int, check: int) -> None:
-        control, slot = self._controls[index], CHECKS + 2 * (epoch % KEPT)
-        # The publisher writes a slot's epoch first: if that is still `epoch`, the check belongs to it.
-        found = control[slot + 1]
-        if WEAKLY_ORDERED:
-            barrier()
-        found_epoch = control[slot]
-        if (found_epoch == epoch and found == check) or found_epoch > epoch:  # the check is not kept any more
-            return
-        rank, peer = self._engine.rank, self.ranks[index]
-        published = f"check {found:#010x}" if found_epoch == epoch else "nothing"
-        raise MismatchError(
-            f"{self._engine.group.describe(peer)} published {published} with {self.epoch_in_words(epoch)}; "
-            f"rank {rank} expected check {check:#010x}",
-            rank=rank,
-            peer=peer,
-        )
+    def _kept(self, index: int) -> dict[int, int]:
+        """The checks that a position has published last, by epoch."""
+        control, kept = self._controls[index], {}
+        for slot in range(CHECKS, CHECKS + 2 * KEPT, 2):
+            check = control[slot + 1]
+            if WEAKLY_ORDERED:
+                barrier()
+            kept[control[slot]] = check
+        return kept
 
     def _wake(self) -> None:
         self._own[ASKED] = 0

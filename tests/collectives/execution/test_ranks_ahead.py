@@ -19,9 +19,9 @@ ONESIDED = [name for name in ("local", "shm") if name in THERE]
 
 
 @pytest.mark.parametrize("transport", ONESIDED)
-@pytest.mark.parametrize("calls", [20, 3 * KEPT])
+@pytest.mark.parametrize("calls", [20, KEPT, 20 * KEPT])
 def test_a_wrong_call_of_a_rank_that_is_many_calls_ahead_is_found(transport: str, calls: int) -> None:
-    """The others combine one-sidedly, without a message. The sender waits before its check is lost."""
+    """The others combine one-sidedly, without a message. Calls by messages have no check, so that none is lost."""
     ahead = threading.Event()
 
     def body(comm: Communicator) -> None:
@@ -31,41 +31,14 @@ def test_a_wrong_call_of_a_rank_that_is_many_calls_ahead_is_found(transport: str
             send(comm, x) if comm.rank == 0 else combine(comm, x)
 
     def send(comm: Communicator, x: np.ndarray[Any, Any]) -> None:
-        for number in range(calls):
-            if number == min(calls, KEPT // 4) - 1:
-                ahead.set()
+        for _ in range(calls):
             comm.broadcast(x, 0, algorithm="binomial")
-        comm.barrier()
+        ahead.set()
+        comm.allreduce(x)
 
     def combine(comm: Communicator, x: np.ndarray[Any, Any]) -> None:
         assert ahead.wait(BOUND)
         comm.allreduce(x)
-
-    world = World(transport, 3, **EAGER)
-    try:
-        world.run(body)
-    finally:
-        world.close()
-
-
-@pytest.mark.parametrize("transport", ONESIDED)
-def test_a_rank_that_is_many_calls_ahead_waits_for_the_others(transport: str) -> None:
-    begun, sent = threading.Event(), 0
-
-    def body(comm: Communicator) -> None:
-        nonlocal sent
-        x = np.zeros(4, np.float32)
-        comm.allreduce(x)
-        for number in range(3 * KEPT):
-            if comm.rank == 0:
-                x[:] = sent = number
-                if number == KEPT // 4 - 1:
-                    begun.set()
-            elif number == 0:
-                assert begun.wait(BOUND)
-            comm.broadcast(x, 0, out=x, algorithm="binomial")
-            assert (x == number).all()
-            assert sent - number <= KEPT
 
     world = World(transport, 3, **EAGER)
     try:

@@ -76,8 +76,8 @@ class Rig:
         code = load(time.monotonic() + 600)
         assert isinstance(code, MachineCode), code
         self.code = code
-        self.controls = np.zeros((2, CHECKS + 2 * KEPT), np.uint64)
-        self.notes = np.zeros(2, np.int64)
+        self.controls = np.zeros((2, 32), np.uint64)
+        self.notes = np.zeros(3, np.int64)
         self.state = State(code, FlightRecord().call_log("0-0", 2, 0, ""), EPOCHS)
         words = tuple(address(row) for row in self.controls)
         notes = address(self.notes)
@@ -133,9 +133,9 @@ def test_a_call_from_beginning_to_end(releases: bool) -> None:
         assert stage.tolist() == x.tolist()
         assert out.tolist() == (x + theirs).tolist()
         assert rig.state.log.words[CALLS] == rig.tally[0] == number
-        slot = CHECKS + 2 * (epoch % KEPT)
+        slot = CHECKS + 2 * (number - 1)
         assert rig.controls[0, [EPOCH, slot, slot + 1]].tolist() == [epoch, epoch, check]
-        assert rig.notes[1] == epoch
+        assert rig.notes.tolist() == [0, epoch, number]
         x += 1
 
 

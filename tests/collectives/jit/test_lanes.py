@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives.jit import AHEAD, SOURCE, TARGET, Operand
-from tests.collectives.jit.test_interpreter import CHECK, EPOCHS, Rig
-from transports.compiled import BUFFER, BY_FUTEX, EARLY, END, HEAD, HEAD_BYTES, IN, LANE_WORDS, OUT, READ, WANTED
-from transports.onesided import EPOCH
+from collectives.jit import SOURCE, TARGET, Operand
+from tests.collectives.jit.test_interpreter import CHECK, Rig
+from transports.compiled import BUFFER, BY_FUTEX, EARLY, END, HEAD, HEAD_BYTES, IN, LANE_WORDS, READ, WANTED
 from transports.shm.doorbell import CAN_SLEEP, Doorbell
 from transports.shm.ring import CONTROL_BYTES, Incoming, Outgoing, RingMemory
 
@@ -27,8 +26,6 @@ RING_BYTES = 4096
 BY_DESCRIPTOR = 2
 PATIENT = 20_000
 """Sleeps of a millisecond: more than a loaded machine needs until another thread has sent."""
-MANY = 1 << 40
-"""More calls than a test makes."""
 VALUES = np.arange(4, dtype=np.float32)
 
 
@@ -43,7 +40,6 @@ class Late(Rig):
     def __init__(self, sleeps: int) -> None:
         super().__init__()
         self.state.use_messages(0, 0, sleeps)
-        self.state.words[AHEAD] = MANY
         bells = memoryview(bytearray(16))
         self.near, self.far = Doorbell(bells, 0), Doorbell(bells, 8)
         self.words = (ctypes.c_int64 * LANE_WORDS)()
@@ -75,19 +71,6 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
     near.setblocking(False)
     with near, far:
         yield near, far
-
-
-def test_a_call_that_may_be_far_ahead_is_published_and_left_to_python() -> None:
-    late, given = Late(0), VALUES.copy()
-    run, number = late.sending(), 2
-    near, far = socket.socketpair()
-    with near, far:
-        late.words[OUT] = near.fileno()
-        late.state.words[AHEAD] = number
-        assert run(given, given) is None
-        assert run(given, given) == 0
-        assert len(far.recv(4096)) == HEAD_BYTES + VALUES.nbytes
-    assert late.controls[0, EPOCH] == number * EPOCHS + 1
 
 
 def test_a_rank_sleeps_at_its_doorbell_until_a_frame_is_in_a_ring() -> None:

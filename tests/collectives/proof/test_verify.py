@@ -375,7 +375,7 @@ def test_signals_and_waits_make_sense() -> None:
 
 
 def test_a_wait_must_find_the_epoch_that_it_compares() -> None:
-    """Rank 0 may signal nine times before rank 1 compares the first."""
+    """Rank 0 may signal nine times before rank 1 compares the first: the window has forgotten it by then."""
     ahead = [*(signal(phase, "x") for phase in range(1, 10)), wait(1, 9, "x")]
     behind = [*(signal(phase, "x") for phase in range(1, 9)), wait(0, 1, "late"), signal(9, "x")]
     refuse(one_sided("barrier", ahead, behind), "WAIT 'late': rank 0 .*8 epochs")
