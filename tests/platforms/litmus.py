@@ -265,7 +265,7 @@ def machine_code() -> dict[str, Side]:
     def window_sides(side: int, memory: memoryview, found: Found, rounds: int, until: float) -> None:
         base, (at, end, clock) = _address(memory), common(found, until)
         state, data = np.zeros(layout.STATE_WORDS, np.int64), np.zeros(2, np.int64)
-        note = np.zeros(1, np.int64)
+        note = np.zeros(2, np.int64)
         controls = [base + code.CONTROL * index for index in range(2)]
         parts = [base + 4096 * (1 + index) for index in range(2)]
         state[layout.OWN], state[layout.PUBLISHED] = controls[side], note.ctypes.data
@@ -290,7 +290,7 @@ def machine_code() -> dict[str, Side]:
     def sleepers(ordered: bool) -> Side:
         def sides(side: int, memory: memoryview, found: Found, rounds: int, until: float) -> None:
             base, (at, end, clock) = _address(memory), common(found, until)
-            state, note = np.zeros(layout.STATE_WORDS, np.int64), np.zeros(1, np.int64)
+            state, note = np.zeros(layout.STATE_WORDS, np.int64), np.zeros(2, np.int64)
             state[layout.PUBLISHED] = note.ctypes.data
             code.sleepers(ordered, side, state.ctypes.data, base, at, rounds, clock.ctypes.data, end)
 

@@ -61,7 +61,7 @@ def epochs(state: int, other: int, data: int, found: int, rounds: int, clock: in
         while not reached(state, other, epoch, UNLOCKED):
             if now(clock) > until:
                 return
-        wrong = 0 if agrees(other, epoch, epoch & _MASK) else 1
+        wrong = 0 if agrees(state, other, epoch, epoch & _MASK) else 1
         for cell in range(CELLS):
             if word(theirs + slot + LINE * cell) != epoch:
                 wrong = 1
