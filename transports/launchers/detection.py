@@ -73,7 +73,8 @@ def check_torch_is_told(env: Env) -> None:
     """Raise ConfigError if RANK and WORLD_SIZE are those of an outer launcher, and an inner one that does not set them
     has started more ranks: each would be a world of its own. For programs that believe these variables, as torch
     does."""
-    inner, found = nesting.innermost(env), nesting.layers(env)
+    found = nesting.layers(env)
+    inner = nesting.innermost(found)
     theirs = next((layer for layer in found if layer.family.name in ("torchrun", "env")), None)
     if inner is None or theirs is None or _wanted(env) != "auto":
         return
@@ -125,7 +126,7 @@ def family_of(env: Env) -> Family | None:
     if wanted == "none":
         return None
     if wanted == "auto":
-        layer = nesting.innermost(env)
+        layer = nesting.innermost(nesting.layers(env))
         return None if layer is None else layer.family
     for family in FAMILIES:
         if family.name == wanted:

@@ -155,7 +155,7 @@ def _with_pmix(env: Env, size: int, job: str) -> tuple[Way, ...]:
 
 
 def _with_either(env: Env, size: int, job: str) -> tuple[Way, ...]:
-    return (*_by_hand(env), _pmi(env), _pmix(env, f"(?!{pmix.OF_SLURM}|{pmix.OF_OPEN_MPI})"))
+    return (*_by_hand(env), _pmi(env), _pmix(env, pmix.OF_OTHERS))
 
 
 def _with_torch(env: Env, size: int, job: str) -> tuple[Way, ...]:
@@ -185,7 +185,7 @@ def _with_slurm(env: Env, size: int, job: str) -> tuple[Way, ...]:
 def _with_jsm(env: Env, size: int, job: str) -> tuple[Way, ...]:
     return (
         *_by_hand(env),
-        _pmix(env, f"(?!{pmix.OF_SLURM}|{pmix.OF_OPEN_MPI})"),
+        _pmix(env, pmix.OF_OTHERS),
         AtAddress(env, *_second_of_rankfile(env)),
     )
 

@@ -84,13 +84,12 @@ def layers(env: Env) -> list[Layer]:
     return found + rest
 
 
-def innermost(env: Env) -> Layer | None:
-    """The innermost launcher of a process with the variables `env`; None without a launcher.
+def innermost(found: list[Layer]) -> Layer | None:
+    """The innermost launcher of a process whose `layers` are these; None without a launcher.
 
     Variables that are set by hand count only where no launcher's process is behind any others, but for those of torch:
     the scripts of many launchers set them.
     """
-    found = layers(env)
     weighty = [layer for layer in found if layer.certain or layer.family.name in ("ronde", "torchrun")]
     return next(iter(weighty or found), None)
 
@@ -98,12 +97,12 @@ def innermost(env: Env) -> Layer | None:
 def started_several(env: Env) -> str | None:
     """An outer launcher that has started several copies of the innermost one, so that each makes a world of its own;
     None if there is none. For people."""
-    inner = innermost(env)
+    found = layers(env)
+    inner = innermost(found)
     if inner is None or (inner.certain and not inner.family.alone(inner.env)):
         return None
     if inner.family.name == "ronde":  # our launcher has asked for itself
         return None
-    found = layers(env)
     outer = [layer for layer in found[found.index(inner) + 1 :] if layer.above != inner.above or inner.daemon]
     if not inner.certain:  # many programs set these for themselves; only within a rank of ours they contradict
         outer = [layer for layer in outer if layer.family.name == "ronde"]

@@ -29,6 +29,8 @@ OF_SLURM: Final = r"slurm\.pmix\."
 """The beginning of the namespaces that Slurm makes: slurm.pmix.JOB.STEP."""
 OF_OPEN_MPI: Final = "prterun-|prte-"
 """The beginning of those that Open MPI 5 makes: prterun-HOST-PID@JOB. Those of Open MPI 4 are numbers."""
+OF_OTHERS: Final = f"(?!{OF_SLURM}|{OF_OPEN_MPI})"
+"""The beginning of those that other launchers make."""
 LIBRARY: Final = "libpmix.so.2"
 _FOLDERS: Final = (
     "lib",

@@ -133,6 +133,17 @@ def test_l4_a_copy_whose_number_is_that_of_the_rank_in_it(monkeypatch: pytest.Mo
     assert family_of(monkeypatch, SLURM | by_hand, [script, ("slurmstepd", {})]) == "openmpi"
 
 
+def test_l4_an_outer_launcher_may_end_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An srun that is being killed is seen by some looks at the ancestors, and no more by the next."""
+    outer = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+    seen = [nesting.Process(7, "slurmstepd", outer)]
+    looks = iter([seen, seen, []])
+    monkeypatch.setattr(nesting, "ancestors", lambda: iter(next(looks)))
+    launch = find(outer | SLURM)
+    assert launch is not None
+    assert launch.family == "slurm"
+
+
 def test_l4_a_launcher_that_was_started_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nesting, "ancestors", lambda: iter([nesting.Process(100, "outer", {})]))
     for env in (OPENMPI, TORCHRUN, SLURM, {**RONDE_RANK, "RONDE_SIZE": "2"}):
