@@ -18,12 +18,11 @@ from collectives.jit.atomics import (
     recv,
     recvmsg,
     restore_thread,
-    sched_yield,
     send,
     sendmsg,
     store_ordered,
 )
-from collectives.jit.waits import LOCKED, rises, rouse, unlocked
+from collectives.jit.waits import LOCKED, rises, rouse, unlocked, yielded
 from transports.compiled import (
     BELL,
     BUFFER,
@@ -179,12 +178,11 @@ def receive(lanes: int, state: int, result: int, count: int, thread: int) -> int
         if polls > 0:
             polls -= 1
             continue
+        since = now(state + 8 * at.CLOCK) if since == 0 else since
         if lock == 0 and thread == LOCKED:
-            since = now(state + 8 * at.CLOCK) if since == 0 else since
             lock = unlocked(state, since, yields)
         if yields > 0:
-            yields -= 1
-            sched_yield()
+            yields = yielded(state, since, yields)
         else:
             sleeps -= 1
             put(frame, _READABLE << 32 | lane)  # a struct pollfd

@@ -41,6 +41,8 @@ from a sleep gets a core at once; and it sleeps for longer, since no caller wait
 _SLEEPS_BEHIND = 30
 _KEPT = 150_000
 """Nanoseconds of yields for which Python's lock is kept: where another thread takes it, it comes back after 5 ms."""
+_YIELDED = 10_000_000
+"""Nanoseconds from the first yield of a wait to the last one."""
 _MILLISECOND = 1_000_000
 """Nanoseconds: the longest sleep. A process that raises a word by functions of Python may miss that another one is
 about to sleep (transports/shm/doorbell.py)."""
@@ -63,12 +65,11 @@ def rises(state: int, place: int, least: int, bell: int, asked: int, thread: int
             spins -= 1
             pause()
             continue
+        since = now(state + 8 * at.CLOCK) if since == 0 else since
         if lock == 0 and thread == LOCKED:
-            since = now(state + 8 * at.CLOCK) if since == 0 else since
             lock = unlocked(state, since, yields)
         if yields > 0:
-            yields -= 1
-            sched_yield()
+            yields = yielded(state, since, yields)
         elif load_acquire(field(state, at.STOPPED)) != 0:
             sleeps = 0
         else:
@@ -92,6 +93,14 @@ def unlocked(state: int, since: int, yields: int) -> int:
     if yields > 0 and now(state + 8 * at.CLOCK) < since + _KEPT:
         return 0
     return save_thread()
+
+
+@compiled
+def yielded(state: int, since: int, yields: int) -> int:
+    """Yield the core; returns the yields that are left: none some time after the first one. On a core that other
+    programs use too, each may take milliseconds, and threads that abort the rank wait for the lock of its transport."""
+    sched_yield()
+    return yields - 1 if now(state + 8 * at.CLOCK) < since + _YIELDED else 0
 
 
 @compiled

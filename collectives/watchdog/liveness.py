@@ -282,8 +282,8 @@ class NextHost:
 
     @property
     def interval(self) -> float:
-        """Seconds between two heartbeats."""
-        return self._heartbeat / 5
+        """Seconds between two heartbeats; infinite if there are none."""
+        return self._heartbeat / 5 if self.exists else float("inf")
 
     def send(self) -> None:
         """Send one heartbeat. The first of a host is due before the ranks compute, since a host that never sent one is

@@ -179,7 +179,7 @@ class Watchdog:
                 self._tick(time.monotonic())
             except RendezvousError:  # a store that cannot be reached is not a lost peer
                 self._next_host.restart()
-                self._ended.wait(LISTEN_SECONDS)
+                self._ended.wait(min(LISTEN_SECONDS, self._next_host.interval))
         failure = self._abort_signal.failure
         if failure is not None:  # the other ranks may not know it yet, if no call of this rank has raised it
             self._abort_signal.resolve(failure)

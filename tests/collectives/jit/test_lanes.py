@@ -26,6 +26,8 @@ RING_BYTES = 4096
 BY_DESCRIPTOR = 2
 PATIENT = 20_000
 """Sleeps of a millisecond: more than a loaded machine needs until another thread has sent."""
+_FOR_AN_HOUR = 10**10
+"""Yields that take that long."""
 VALUES = np.arange(4, dtype=np.float32)
 
 
@@ -37,9 +39,9 @@ class Late(Rig):
     words  of the lanes to and from rank 1
     """
 
-    def __init__(self, sleeps: int) -> None:
+    def __init__(self, sleeps: int, yields: int = 0) -> None:
         super().__init__()
-        self.state.use_messages(0, 0, sleeps)
+        self.state.use_messages(0, yields, sleeps)
         bells = memoryview(bytearray(16))
         self.near, self.far = Doorbell(bells, 0), Doorbell(bells, 8)
         self.words = (ctypes.c_int64 * LANE_WORDS)()
@@ -129,8 +131,9 @@ def test_a_part_of_a_message_behind_one_that_came_before_the_call(sockets: tuple
 
 
 def test_a_message_that_does_not_come_is_left_to_python(sockets: tuple[socket.socket, socket.socket]) -> None:
+    """Yields of the core end in time, however many there are: each takes milliseconds where other programs run."""
     target = np.zeros(4, np.float32)
-    in_ring, by_socket = Late(2), Late(2)
+    in_ring, by_socket = Late(2, _FOR_AN_HOUR), Late(2, _FOR_AN_HOUR)
     in_ring.ring_from_peer()
     buffer = bytearray(1024)
     by_socket.words[IN] = sockets[0].fileno()
