@@ -12,12 +12,14 @@ import msgpack
 
 MAX_BYTES: Final = 1 << 20
 MAX_ITEMS: Final = 1 << 16
+_BUFFER_BYTES: Final = 1 << 10
+"""First size of msgpack's buffer, by default 256 KiB: a rank that has run out of memory still tells the others."""
 
 
 def pack(value: object) -> bytes:
     """Encode None, bools, integers of 64 bits, floats, texts, bytes, and lists and dictionaries of these (keys: texts).
     Characters without UTF-8 encoding are replaced."""
-    return cast(bytes, msgpack.packb(value, unicode_errors="replace"))
+    return cast(bytes, msgpack.packb(value, unicode_errors="replace", buf_size=_BUFFER_BYTES))
 
 
 def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BYTES, max_items: int = MAX_ITEMS) -> Any:

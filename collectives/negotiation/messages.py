@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from collectives.operations import Signature
+from transports.packed import pack
 
 _MAX_ITEMS: Final = 1 << 20
 JOIN: Final = ""
@@ -37,7 +38,7 @@ class Announcement(NamedTuple):
 
     def pack(self) -> bytes:
         """Encode the message."""
-        return _pack((self.version, _to_bytes(self.cached), *self[2:]))
+        return pack((self.version, _to_bytes(self.cached), *self[2:]))
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Announcement:
@@ -86,7 +87,7 @@ class Answer(NamedTuple):
 
     def pack(self) -> bytes:
         """Encode the message."""
-        return _pack((_to_bytes(self.cached), *self[1:]))
+        return pack((_to_bytes(self.cached), *self[1:]))
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Answer:
@@ -125,11 +126,6 @@ def ranks_text(mask: int) -> str:
 
 def _to_bytes(mask: int) -> bytes:
     return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
-
-
-def _pack(message: tuple[Any, ...]) -> bytes:
-    data: bytes = msgpack.packb(message)
-    return data
 
 
 def _unpack(data: bytes | memoryview, count: int) -> tuple[Any, ...]:

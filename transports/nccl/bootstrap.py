@@ -24,6 +24,7 @@ from transports.base import Group
 from transports.errors import ConfigError, DeadlineExceeded, RendezvousError
 from transports.native import NotNative
 from transports.nccl.api import OLDEST, SHARED_DEVICES, Device, NcclApi, NcclError, dotted
+from transports.packed import pack
 
 ID_BYTES: Final = 128
 _SLICE: Final = 0.1
@@ -173,7 +174,7 @@ class Assembly:
             raise NotNative(str(verdict["refused"]), rank=self._group.rank)
 
     def _publish(self, key: str, value: dict[str, Any]) -> None:
-        self._store.set(key, msgpack.packb(value))
+        self._store.set(key, pack(value))
 
     def _get(self, key: str, deadline: float) -> dict[str, Any]:
         answer: dict[str, Any] = msgpack.unpackb(self._store.get(key, deadline))

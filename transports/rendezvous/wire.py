@@ -26,6 +26,7 @@ from typing import Any, Final
 import msgpack
 
 from transports.errors import ConfigError
+from transports.packed import pack
 from transports.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
 
 PURPOSE: Final = b"store"
@@ -38,8 +39,8 @@ LONGEST_GET: Final = 86400.0
 
 def encode(message: list[object]) -> bytes:
     """A frame."""
-    body = msgpack.packb(message)
-    return HEADER.pack(len(body)) + bytes(body)
+    body = pack(message)
+    return HEADER.pack(len(body)) + body
 
 
 def decode(body: bytes) -> list[Any]:
