@@ -141,8 +141,9 @@ def test_a_call_from_beginning_to_end(releases: bool) -> None:
 
 @pytest.mark.parametrize("releases", [False, True])
 def test_a_wait_that_yields_the_core(releases: bool) -> None:
-    """It lets go of Python's lock at last, also where the call keeps that at first: the peer is a thread."""
-    rig = Rig(spins=0, yields=1 << 40)
+    """It lets go of Python's lock at last, also where the call keeps that at first: the peer is a thread. Its yields
+    end in time, and it sleeps then."""
+    rig = Rig(spins=0, yields=1 << 40, sleeps=20_000)
     rig.writer.signal(1)
     rig.writer.wait(1, rig.peer)
     run, x = rig.bind(releases=releases), np.ones(1, np.float32)
