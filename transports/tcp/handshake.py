@@ -147,7 +147,7 @@ class Dial(_Handshake):
         self.health = LinkHealth()
         try:
             self._sock = sockets.dial(*self.address, self._options.socket_buffer_bytes)
-        except (ConnectError, OSError) as error:
+        except (TransportError, OSError) as error:
             self.fail(error)
         else:
             self._loop.watch(self, WRITE)
@@ -216,7 +216,7 @@ class Dial(_Handshake):
         """Close the connection and report the error."""
         self.close()
         where = "{}, port {}".format(*self.address)
-        kind = ConnectError if isinstance(error, ConnectError) else PeerLost
+        kind = type(error) if isinstance(error, TransportError) else PeerLost
         self._failed(self, kind(f"{where}: {error}", rank=self._rank, peer=self.peer))
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from transports.descriptors import explained
-from transports.errors import ConnectError
+from transports.errors import ConnectError, TransportError
 from transports.interfaces import can_bind
 from transports.tls import TlsSocket
 
@@ -54,13 +54,14 @@ def listen(host: str, backlog: int) -> socket.socket:
 def dial(host: str, port: int, buffer_bytes: int) -> socket.socket:
     """A non-blocking socket that has begun to connect; it is writable once the attempt has succeeded or failed.
 
-    Raises ConnectError if the system lacks resources for a socket, OSError if there is no route.
+    Raises TransportError if the system lacks resources for a socket: then the peer is not to blame. OSError if there is
+    no route.
     """
     family, address = _resolve(host, port)
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise ConnectError(f"cannot make a socket: {explained(error)}") from error
+        raise TransportError(f"cannot make a socket: {explained(error)}") from error
     try:
         sock.setblocking(False)
         # Before the connection: the window scale is agreed upon in its first packets, and BBR, once it is in use, has
