@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collectives.algorithms import Algorithm
 from collectives.schedule import SPECS, Geometry, Layout, Program, Spec, lay_out, lower
@@ -82,22 +82,25 @@ def lower_ranks(
     blocks = (segments,) * count if sizes is None else tuple(sizes)
     if len(blocks) != count or min(blocks) < 0 or (algorithm.uniform and len(set(blocks)) > 1):
         raise ValueError(f"sizes={sizes!r}: must be {count} {'equal ' * algorithm.uniform}sizes, 0 or more")
+    # What all ranks know is laid out once: with a table of their own for every peer, n ranks would make n * n of them.
+    first = Geometry(0, size, root, segments, tuple(hosts))
+    shared = lay_out(spec, first, blocks, largest=max(blocks))
     layouts, programs = [], []
     for rank in range(size):
-        geometry = Geometry(rank, size, root, segments, tuple(hosts))
-        known = list(blocks)
-        if algorithm.collective == "alltoall" and not algorithm.uniform:
-            known = [-1] * count
-            for held in (slice(rank * size, (rank + 1) * size), slice(rank, None, size)):
-                known[held] = blocks[held]
+        inputs, outputs = shared.held(rank)
         alias = None
         if in_place and spec.outputs(rank, size, root, count) is not None:
             alias = sum(blocks[:rank]) if spec.by_rank else 0
-        layout = lay_out(spec, geometry, known, alias=alias, largest=max(blocks))
+        layout = replace(shared, inputs=inputs, outputs=outputs, alias=alias)
+        if algorithm.collective == "alltoall" and not algorithm.uniform:  # a rank knows its row and its column
+            known = [-1] * len(shared.sizes)
+            for chunk in (*inputs, *outputs):
+                known[chunk] = shared.sizes[chunk]
+            layout = replace(layout, sizes=tuple(known))
         try:
-            programs.append(lower(algorithm.generate(geometry), layout))
+            programs.append(lower(algorithm.generate(first.at(rank)), layout))
         except ValueError as error:
             where = f"{algorithm.collective} {algorithm.name!r}: rank {rank} of {size}"
             raise ProofError(f"{where}: {error}", rank=rank) from error
         layouts.append(layout)
-    return Lowered(algorithm, Geometry(0, size, root, segments, tuple(hosts)), blocks, tuple(layouts), tuple(programs))
+    return Lowered(algorithm, first, blocks, tuple(layouts), tuple(programs))

@@ -17,6 +17,11 @@ PENDING: Final = -2
 _IN, _OUT, _, _STAGE = Buf
 _LATER: Final = 1 << 62
 """The end of a read that has not ended."""
+_MEANINGS: Final = {
+    Marks.LAST: "the last combination",
+    Marks.A_ALONE: "of the contribution of one rank as operand a",
+    Marks.B_ALONE: "of the contribution of one rank as operand b",
+}
 
 Clock: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 """A vector clock: for every rank the last moment that is known to have passed."""
@@ -24,6 +29,10 @@ Clock: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 class Violation(Exception):
     """An instruction breaks a rule."""
+
+
+def _meaning(marks: int) -> str:
+    return " and ".join(text for mark, text in _MEANINGS.items() if marks & mark)
 
 
 class Expressions:
@@ -37,12 +46,16 @@ class Expressions:
         self._size = size
         self._elements = elements
         leaves = range(calls * size * elements)
+        self._leaves = len(leaves)
+        self._all = (1 << size) - 1
         self.ranks = [1 << leaf // elements % size for leaf in leaves]
         """The ranks whose contributions a value contains, as bits."""
         self.places = [leaf // (elements * size) * elements + leaf % elements for leaf in leaves]
         """call * elements + element."""
         self.runs: list[tuple[int, int] | None] = [(leaf // elements % size,) * 2 for leaf in leaves]
         """The first and the last rank of a value that combines successive ranks in rank order; None for others."""
+        self.marks = [0] * len(leaves)
+        """What is true of the combination that gives a value."""
         self._known: dict[tuple[int, int], int] = {}
 
     def combine(self, a: int, b: int) -> int:
@@ -57,6 +70,11 @@ class Expressions:
                 raise Violation(f"combines the contribution of rank {twice.bit_length() - 1} twice")
             value = self._known[a, b] = len(self.ranks)
             self.ranks.append(self.ranks[a] | self.ranks[b])
+            self.marks.append(
+                Marks.LAST * (self.ranks[value] == self._all)
+                | Marks.A_ALONE * (a < self._leaves)
+                | Marks.B_ALONE * (b < self._leaves)
+            )
             self.places.append(self.places[a])
             left, right = self.runs[a], self.runs[b]
             joined = None
@@ -65,24 +83,17 @@ class Expressions:
             self.runs.append(joined)
         return value
 
-    def check_marks(self, a: list[int], b: list[int], values: list[int], marks: int, promised: bool) -> None:
-        """Check the marks of a combination of `a` and `b`. Raises Violation.
+    def check_marks(self, value: int, marks: int, promised: bool) -> None:
+        """Check the marks of a combination with this value. Raises Violation.
 
         marks      those of the instruction
         promised   the algorithm marks every combination
         """
-        for left, right, value in zip(a, b, values, strict=True):
-            last = self.ranks[value] == (1 << self._size) - 1
-            alone = [self.ranks[operand].bit_count() == 1 for operand in (left, right)]
-            for mark, true, meaning in (
-                (Marks.LAST, last, "the last combination"),
-                (Marks.A_ALONE, alone[0], "of the contribution of one rank as operand a"),
-                (Marks.B_ALONE, alone[1], "of the contribution of one rank as operand b"),
-            ):
-                if marks & mark and not true:
-                    raise Violation(f"is said to be {meaning}, and is not")
-                if promised and true and not marks & mark:
-                    raise Violation(f"is {meaning}, and that is not said")
+        true = self.marks[value]
+        if marks & ~true:
+            raise Violation(f"is said to be {_meaning(marks & ~true)}, and is not")
+        if promised and true & ~marks:
+            raise Violation(f"is {_meaning(true & ~marks)}, and that is not said")
 
     def in_turn(self, ranks: range, place: int) -> int:
         """Return the combination of the contributions of some ranks from left to right, at a place."""
@@ -152,15 +163,13 @@ class Memory:
         self._shared = {_STAGE: _Shared("STAGE", rank, 2 * window, 0)}
         self._half = 0
         self.clock: Clock = np.zeros(size, np.int64)
-
-    @property
-    def now(self) -> int:
-        """The present moment of the rank."""
-        return int(self.clock[self._rank])
+        self.now = 0
+        """The present moment of the rank: its own entry in the clock, which no other rank knows better."""
 
     def tick(self) -> None:
         """Begin the next moment. Signals and messages sent before do not cover it."""
-        self.clock[self._rank] += 1
+        self.now += 1
+        self.clock[self._rank] = self.now
 
     def learn(self, clock: Clock) -> None:
         """Merge the vector clock of another rank."""

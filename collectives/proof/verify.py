@@ -15,6 +15,7 @@ of them is enough.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple, NoReturn
 
@@ -77,10 +78,11 @@ def check(lowered: Lowered, calls: int = 3) -> Proof:
 class _Request:
     """A pending SEND or RECV. `data` are the values that a SEND reads, or that a matched RECV receives."""
 
-    matched = False
-    clock: Clock | None = None
+    __slots__ = ("at", "clock", "data", "matched", "owner", "step")
 
     def __init__(self, owner: _Rank, step: Instruction, data: list[int]) -> None:
+        self.matched = False
+        self.clock: Clock | None = None
         self.owner = owner
         self.at = owner.at
         self.step = step
@@ -121,6 +123,7 @@ class _Machine:
         self.total = sum(lowered.blocks)
         self.onesided = algorithm.onesided
         self.finishes = algorithm.finishes
+        self.combined = spec.combined
         self.timed = self.onesided or algorithm.collective == "barrier"
         self.window = algorithm.staged_chunks(size, lowered.geometry.segments) * lowered.layouts[0].largest
         self.tree = canonical_tree(size) if algorithm.tree_order else None
@@ -136,7 +139,7 @@ class _Machine:
             memories.append(Memory(number, memories, size, program.scratch, self.window, algorithm.exposed))
         self.ranks = [_Rank(n, program, memories[n]) for n, program in enumerate(lowered.programs)]
         self.unmatched: dict[int, list[_Request]] = {}
-        self.ready = self.ranks[::-1]
+        self.ready = deque(self.ranks)
         self.asleep: dict[tuple[int, int], list[_Rank]] = {}
         self.messages = self.sent = self.reduced = self.copied = 0
 
@@ -166,7 +169,7 @@ class _Machine:
         for rank in self.ranks:
             self.enter(rank)
         while self.ready:
-            rank = self.ready.pop()
+            rank = self.ready.popleft()
             try:
                 self.advance(rank)
             except Violation as violation:
@@ -237,7 +240,8 @@ class _Machine:
         if self.expressions is None or len(left) != len(right):
             raise Violation(f"cannot combine {len(left)} with {len(right)} elements here")
         values = [self.expressions.combine(a, b) for a, b in zip(left, right, strict=True)]
-        self.expressions.check_marks(left, right, values, marks, self.finishes)
+        for value in values:
+            self.expressions.check_marks(value, marks, self.finishes)
         return values
 
     # Messages
@@ -320,17 +324,18 @@ class _Machine:
 
     def wait(self, rank: _Rank, step: Instruction) -> bool:
         """Run a WAIT. Return False if the rank must wait."""
-        if not 0 <= step.peer < self.size or step.peer == rank.number or step.phase < 1:
-            raise Violation(f"waits for phase {step.phase} of rank {step.peer}")
-        peer = self.ranks[step.peer]
-        epoch = rank.call * peer.program.phases + step.phase
-        if step.phase > peer.program.phases or len(peer.published) < epoch:
-            self.asleep.setdefault((step.peer, epoch), []).append(rank)
+        number, phase = step.peer, step.phase
+        if not 0 <= number < self.size or number == rank.number or phase < 1:
+            raise Violation(f"waits for phase {phase} of rank {number}")
+        peer = self.ranks[number]
+        epoch = rank.call * peer.program.phases + phase
+        if phase > peer.program.phases or len(peer.published) < epoch:
+            self.asleep.setdefault((number, epoch), []).append(rank)
             return False
-        rank.waited.add(step.peer)
+        rank.waited.add(number)
         rank.memory.learn(peer.published[epoch - 1])
-        if step.phase == 1 and rank.call == 0:
-            rank.checked.append((rank.at, rank.memory.now, step.peer, epoch))
+        if phase == 1 and rank.call == 0:
+            rank.checked.append((rank.at, rank.memory.now, number, epoch))
         return True
 
     # Checks at the end
@@ -350,7 +355,7 @@ class _Machine:
 
     def judge(self, rank: _Rank, element: int, value: int) -> str | None:
         """Return the defect of a value at `element` of a rank's result, or None."""
-        call, combined = rank.call, self.lowered.spec.combined
+        call, combined = rank.call, self.combined
         if value < 0:
             return "is not written"
         if self.expressions is None:

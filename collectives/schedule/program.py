@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 
 from collectives.schedule.contracts import Spec
@@ -137,6 +138,7 @@ def lay_out(
                     at += sizes[chunk]
         return table
 
+    @cache
     def held(rank: int) -> tuple[dict[int, int], dict[int, int]]:
         where = rank, geometry.size, geometry.root, len(blocks)
         return offsets(spec.inputs(*where)), offsets(spec.outputs(*where))
@@ -150,16 +152,19 @@ class _Requests(list[_Pending]):
     widest = 0
 
     def begin(self, request: int, start: int, stop: int, await_: Instruction) -> None:
-        self.widest = max(self.widest, stop - start)
+        if stop - start > self.widest:
+            self.widest = stop - start
         insort(self, (start, request, stop, await_))
 
     def take(self, start: int, stop: int) -> list[_Pending]:
         """Remove the requests that overlap start..stop, and return them in their order of beginning."""
-        low, high = bisect_left(self, (start - self.widest,)), bisect_left(self, (stop,))
-        found = [entry for entry in self[low:high] if start < entry[2]]
+        low = bisect_left(self, (start - self.widest,))
+        high = bisect_left(self, (stop,), low)
+        found = [entry for entry in self[low:high] if start < entry[2]] if low < high else []
         if found:
             self[low:high] = [entry for entry in self[low:high] if start >= entry[2]]
-        return sorted(found, key=_number)
+            found.sort(key=_number)
+        return found
 
 
 def _number(entry: _Pending) -> int:
@@ -192,10 +197,12 @@ class _Lowering:
 
     def length(self, first: int, width: int) -> int:
         """Return the number of elements of consecutive chunks."""
+        if width == 1 and 0 <= first < len(self.sizes) and self.sizes[first] >= 0:  # the usual case
+            return self.sizes[first]
         sizes = self.sizes[first : first + width]
         if len(sizes) != width or (width and min(sizes) < 0):
             raise ValueError(f"chunks {first}:{first + width}: this rank does not know how large they are")
-        return sizes[0] if width == 1 else sum(sizes)
+        return sum(sizes)
 
     def span(self, ref: Ref) -> Span:
         buf, chunk, width, slot, rank, base = ref
@@ -244,6 +251,9 @@ class _Lowering:
 
     def add(self, step: Step) -> None:
         opcode, label, peer, ref_a, ref_b, ref_dst, phase = step
+        if opcode is Opcode.WAIT:
+            self.instructions.append(_new(Instruction, (_WAIT, label, peer, None, None, None, phase, -1)))
+            return
         a = None if ref_a is None else self.span(ref_a)
         b = None if ref_b is None else self.span(ref_b)
         dst = None if ref_dst is None else self.span(ref_dst)
