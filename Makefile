@@ -6,7 +6,7 @@
 # make check   the checks, and the tests on threads and arrays. Left to make test: processes, frameworks, and the
 #              mark long (whatever takes half a second or more; tests/security, tests/gpu)
 # make nightly the tests that take long and have shorter siblings in make test or make cluster (the lists in tests/conftest.py)
-# make proof   the proofs for all sizes up to 257 and the property tests with 300 examples, for hours
+# make proof   the proofs for all sizes up to 257 and the property tests with 300 examples, half an hour of two cores
 # make chaos   break ranks, networks and messages on purpose, for an hour or more (ARGS="campaign" is a part of it)
 # make compare time Ronde beside Open MPI, MPICH and gloo, for some minutes (ARGS="allreduce -np 2 --max 1M")
 # make compatibility  run tests of torch, accelerate, transformers and Lightning on the torch backend and on gloo, for

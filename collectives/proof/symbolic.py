@@ -15,12 +15,13 @@ PENDING: Final = -2
 """The value of an element that a pending RECV will overwrite."""
 
 _IN, _OUT, _, _STAGE = Buf
+_LAST, _A_ALONE, _B_ALONE, _PAIR = Marks
 _LATER: Final = 1 << 62
 """The end of a read that has not ended."""
 _MEANINGS: Final = {
-    Marks.LAST: "the last combination",
-    Marks.A_ALONE: "of the contribution of one rank as operand a",
-    Marks.B_ALONE: "of the contribution of one rank as operand b",
+    _LAST: "the last combination",
+    _A_ALONE: "of the contribution of one rank as operand a",
+    _B_ALONE: "of the contribution of one rank as operand b",
 }
 
 Clock: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -69,12 +70,10 @@ class Expressions:
             if twice:
                 raise Violation(f"combines the contribution of rank {twice.bit_length() - 1} twice")
             value = self._known[a, b] = len(self.ranks)
-            self.ranks.append(self.ranks[a] | self.ranks[b])
-            self.marks.append(
-                Marks.LAST * (self.ranks[value] == self._all)
-                | Marks.A_ALONE * (a < self._leaves)
-                | Marks.B_ALONE * (b < self._leaves)
-            )
+            ranks = self.ranks[a] | self.ranks[b]
+            self.ranks.append(ranks)
+            alone = _A_ALONE * (a < self._leaves) | _B_ALONE * (b < self._leaves)
+            self.marks.append(alone | _LAST * (ranks == self._all))
             self.places.append(self.places[a])
             left, right = self.runs[a], self.runs[b]
             joined = None

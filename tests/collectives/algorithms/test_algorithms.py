@@ -1,6 +1,6 @@
 """Every algorithm is proved for many sizes, and for small sizes in all variants.
 
-RONDE_PROOF=long proves every size up to 257, which takes hours; by default SIZES.
+RONDE_PROOF=long proves every size up to 257, which takes half an hour of two cores; by default SIZES.
 """
 
 from __future__ import annotations
