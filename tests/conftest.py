@@ -450,12 +450,13 @@ def fork_server(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def started() -> Iterator[list[str]]:
     """The processes that this one starts, but for those that any test may be the first to need: the compiler of the
-    machine code, and the look at the processor that NumPy 2.0 takes when `numpy.testing` is imported."""
+    machine code, and the looks at the processor that NumPy 2.0 takes when `numpy.testing` is imported and
+    `platform.platform` takes once."""
     names: list[str] = []
     starts = STARTS  # a hook is called until the end of the process, when its module has no names any more
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in starts and not any(word in str(arguments) for word in ("collectives.jit", "lscpu")):
+        if event in starts and not any(word in str(arguments) for word in ("collectives.jit", "lscpu", "uname")):
             names.append(f"{event} {arguments[:1]}")
 
     def start(process: BaseProcess) -> None:
