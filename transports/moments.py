@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Final
 
 LONGEST_WAIT: Final = 86400.0
 """Seconds that a wait lasts at most: poll and epoll take 24 days, and sockets 292 years. Loops look again."""
+_LOOK: Final = 1e-3
 
 
 def seconds_until(moment: float) -> float:
@@ -21,3 +23,12 @@ def seconds_left(deadline: float) -> float:
     if not left:
         raise TimeoutError("timed out")
     return left
+
+
+def timeouts(deadline: float) -> Iterator[float]:
+    """The timeouts of a socket for one read after the other. The last is for a look once `deadline` has passed: this
+    process may have been late itself, and all may have come. Raises TimeoutError behind it."""
+    while left := seconds_until(deadline):
+        yield left
+    yield _LOOK
+    raise TimeoutError("timed out")

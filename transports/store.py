@@ -15,6 +15,8 @@ from transports.packed import pack, unpack
 MAX_KEY_BYTES = 512
 MAX_VALUE_BYTES = 1 << 20
 MAX_ROW_BYTES: Final = 1 << 16
+MOST_AWAITED: Final = 16
+"""Maximum number of keys that are awaited at once."""
 MAX_PLACES: Final = 1 << 20
 """Maximum number of rows of a table."""
 _MAX_TABLE_BYTES: Final = 1 << 27
@@ -66,7 +68,11 @@ class Store(ABC):
             return None
 
     def awaited(self, *keys: str) -> Awaited:
-        """Begin to wait until one of `keys` has a value, for long and in slices. The caller closes what is returned."""
+        """Begin to wait until one of `keys` has a value, for long and in slices. The caller closes what is returned.
+
+        Raises ValueError for more than MOST_AWAITED keys.
+        """
+        check_awaited(keys)
         return Awaited(self, keys)
 
     def peek_all(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -189,6 +195,14 @@ def check_item(key: str, value: bytes = b"") -> None:
         raise ValueError(f"key={key!r}: must be 1 to {MAX_KEY_BYTES} UTF-8 bytes")
     if len(value) > MAX_VALUE_BYTES:
         raise ValueError(f"value of {len(value)} bytes for key {key!r}: at most {MAX_VALUE_BYTES} are allowed")
+
+
+def check_awaited(keys: Sequence[str]) -> None:
+    """Check the limits of keys that are awaited. Raises ValueError."""
+    if len(keys) > MOST_AWAITED:
+        raise ValueError(f"{len(keys)} keys: at most {MOST_AWAITED} are awaited at once")
+    for key in keys:
+        check_item(key)
 
 
 def check_row(table: str, place: int, size: int, row: bytes = b"") -> None:

@@ -57,7 +57,7 @@ class AbortSignal:
         self._causes = Causes(transport.group.store)
         self._awaited: Awaited | None = None
         self._awaits_cause = False
-        self._cause_came = False
+        self._came: bytes | None = None
         self._explain: ExplainTimeout | None = None
         self.departure: RondeError | None = None
         self.disagreement: MismatchError | None = None
@@ -83,13 +83,16 @@ class AbortSignal:
 
     def raise_abort(self, cause: RondeError) -> None:
         """Abort, and tell all ranks the cause. A later abort has no effect: the first cause wins."""
+        self._raise_abort(cause, self._causes)
+
+    def _raise_abort(self, cause: RondeError, causes: Causes) -> None:
         if isinstance(self._transport.failure, ForkedError):
             return
         self._abort(cause)
         earlier = self._transport.failure
         if earlier is not None and not isinstance(earlier, _CONSEQUENCES):
             cause = earlier  # the transport has sent it to its peers already
-        self._causes.publish(cause)
+        causes.publish(cause)
 
     def resolve(self, error: RondeError, patience: float = _CAUSE_SECONDS) -> RondeError:
         """Find the root cause of `error`, and abort with it; returns the cause, the same on every rank.
@@ -98,18 +101,26 @@ class AbortSignal:
 
         If several ranks miss a peer at once, the first report becomes the cause.
         """
+        return self._resolve(error, patience, self._causes)
+
+    def resolve_again(self, error: RondeError) -> None:
+        """`resolve` for an error of a call of this rank: the store may not have answered the call in time, but answer
+        now. So the other ranks learn it."""
+        self._resolve(error, _CAUSE_SECONDS, Causes(self._transport.group.store))
+
+    def _resolve(self, error: RondeError, patience: float, causes: Causes) -> RondeError:
         failure = self._transport.failure
         if isinstance(failure, ForkedError):
             return failure
         if not isinstance(error, _CONSEQUENCES):
-            self.raise_abort(error)
+            self._raise_abort(error, causes)
             return error
         if isinstance(error, ConnectError):  # the other rank has given up for a cause that it may be looking for still
             patience += 2 * _CAUSE_SECONDS
-        known = self._causes.fetch(patience)
-        first = known is None and self._causes.publish(error)
+        known = causes.fetch(patience)
+        first = known is None and causes.publish(error)
         if known is None and not first:
-            known = self._causes.fetch(_CAUSE_SECONDS)
+            known = causes.fetch(_CAUSE_SECONDS)
         cause = error if known is None else known
         self._abort(cause)
         return cause
@@ -126,8 +137,8 @@ class AbortSignal:
         return copy.copy(own) if cause is own else cause.within(context)
 
     def poll(self) -> None:
-        """Abort if another rank has."""
-        cause = self._causes.fetch(0.0)
+        """Abort if `wait` has found that another rank has."""
+        cause = None if self._came is None else Causes.read(self._came)
         if cause is not None:
             self._abort(cause)
 
@@ -145,7 +156,7 @@ class AbortSignal:
         """Wait for a wakeup, and for an abort of any rank until this rank has aborted, `seconds` at most; False if
         there was none. For one thread, which calls `stop_waiting` at the end. Raises RendezvousError."""
         own = f"wakeup/{self._transport.rank}"
-        awaits_cause = self.failure is None and not self._cause_came
+        awaits_cause = self.failure is None and self._came is None
         if self._awaited is None or self._awaits_cause != awaits_cause:
             self.stop_waiting()
             self._awaits_cause = awaits_cause
@@ -156,7 +167,7 @@ class AbortSignal:
         if found[0] == 0:
             self._store.delete(own)  # before the caller looks for news, so that later news wakes it again
         else:
-            self._cause_came = True
+            self._came = found[1]
         return True
 
     def stop_waiting(self) -> None:

@@ -20,7 +20,7 @@ from collectives.membership.shared_log import SharedLog
 from transports.liveness import Watch
 from transports.packed import pack
 from transports.rendezvous import this_member, unpack_member
-from transports.store import Store
+from transports.store import MOST_AWAITED, Store
 
 ANSWER_SECONDS: Final = 1.0
 """Time for a newcomer to answer."""
@@ -44,30 +44,32 @@ def ask(store: Store, newcomers: Sequence[Newcomer], *words: object, meanwhile: 
 
     meanwhile  called several times a second
     """
-    until = time.monotonic() + ANSWER_SECONDS
     keys = {}
     for newcomer in newcomers:
         name = call(store, newcomer.ticket, *words)
         keys[newcomer.ticket] = [newcomer_path(newcomer.ticket, key) for key in (f"here/{name}", "settled")]
-    own, answered = this_member().host, set()
+        meanwhile()
+    until = time.monotonic() + ANSWER_SECONDS  # calls to many take long where the store is slow
+    own, answered, late = this_member().host, set(), False
     with contextlib.closing(Watch()) as watch:
         for place, newcomer in enumerate(newcomers):
             member = unpack_member(newcomer.member)
             if member.host == own:
                 watch.add(place, member.process)
-        while keys and time.monotonic() < until:
-            tickets = list(keys)
-            with contextlib.closing(store.awaited(*[key for ticket in tickets for key in keys[ticket]])) as awaited:
-                found = awaited.wait(min(until, time.monotonic() + _SLICE_SECONDS))
-            if found is not None:
-                ticket = tickets[found[0] // 2]
-                if found[0] % 2 == 0:
+        while keys and not late:
+            late = time.monotonic() >= until  # then there is one more look, as this rank may have been late itself
+            first = [key for pair in keys.values() for key in pair][:MOST_AWAITED]
+            with contextlib.closing(store.awaited(*first)) as awaited:
+                awaited.wait(min(until, time.monotonic() + _SLICE_SECONDS))
+            values = iter(store.peek_all([key for pair in keys.values() for key in pair]))
+            for ticket, here, settled in zip(list(keys), values, values, strict=False):
+                if here is not None:
                     answered.add(ticket)
-                del keys[ticket]
-            else:
-                for place in watch.dead():
-                    keys.pop(newcomers[place].ticket, None)
-                meanwhile()
+                if here is not None or settled is not None:
+                    del keys[ticket]
+            for place in watch.dead():
+                keys.pop(newcomers[place].ticket, None)
+            meanwhile()
     for ticket in keys:
         call(store, ticket, "again")
     return answered

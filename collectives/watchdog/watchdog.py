@@ -182,7 +182,7 @@ class Watchdog:
                 self._ended.wait(min(LISTEN_SECONDS, self._next_host.interval))
         failure = self._abort_signal.failure
         if failure is not None:  # the other ranks may not know it yet, if no call of this rank has raised it
-            self._abort_signal.resolve(failure)
+            self._abort_signal.resolve_again(failure)
         beat_at = 0.0
         while self._next_host.exists and not self._ended.is_set():  # this rank may yet shrink
             try:

@@ -12,7 +12,7 @@ import pytest
 
 from transports import names
 from transports.launchers.pmi import Line
-from transports.moments import LONGEST_WAIT, seconds_until
+from transports.moments import LONGEST_WAIT, seconds_until, timeouts
 from transports.rendezvous import TcpStore, TcpStoreServer
 
 
@@ -50,3 +50,15 @@ def test_far_deadlines(seconds: float) -> None:
     with own, launcher:
         launcher.send(b"cmd=barrier_out rc=0\n")
         assert Line(own.fileno()).ask("cmd=barrier_in", "barrier_out", deadline)
+
+
+def test_what_has_come_is_read_after_the_deadline_too() -> None:
+    """The process may have been stopped until then. What comes later is not waited for."""
+    ready, other = socket.socketpair()
+    with ready, other:
+        other.send(b"in time")
+        left = timeouts(time.monotonic())
+        ready.settimeout(next(left))
+        assert ready.recv(16) == b"in time"
+        with pytest.raises(TimeoutError):
+            next(left)

@@ -21,7 +21,7 @@ from transports.rendezvous.file import FileStore
 from transports.rendezvous.memory import MemoryStore
 from transports.rendezvous.proxy import proxy_of
 from transports.rendezvous.tcp import TcpStore, TcpStoreServer
-from transports.store import MAX_KEY_BYTES, MAX_VALUE_BYTES, Store, pack_table, read_rows, read_table
+from transports.store import MAX_KEY_BYTES, MAX_VALUE_BYTES, MOST_AWAITED, Store, pack_table, read_rows, read_table
 
 Opener = Callable[[], Store]
 
@@ -255,6 +255,14 @@ def test_awaited_values_are_waited_for_in_slices(opener: Opener, keys: tuple[str
                 assert not wait([waiting], 0.02).done
                 other.set("other", b"at last")
                 assert waiting.result(30) == (keys.index("other"), b"at last")
+    with pytest.raises(ValueError, match="awaited at once"):
+        one.awaited(*map(str, range(MOST_AWAITED + 1)))
+    awaited = one.awaited("late")
+    other.set("late", b"seen")
+    found, end = None, soon()
+    while found is None and time.monotonic() < end:
+        found = awaited.wait(0.0)  # as of a caller that is late each time
+    assert found == (0, b"seen")
     awaited = one.awaited("never")
     assert awaited.wait(time.monotonic() + 0.01) is None
     awaited.close()

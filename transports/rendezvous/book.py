@@ -9,11 +9,9 @@ from typing import Final, Protocol
 
 from transports.packed import pack, unpack
 from transports.rendezvous.wire import LONGEST_GET
-from transports.store import MAX_VALUE_BYTES, check_item, check_row, counted, pack_table
+from transports.store import MAX_VALUE_BYTES, MOST_AWAITED, check_item, check_row, counted, pack_table
 
 MAX_STORED: Final = 1 << 28
-MOST_AWAITED: Final = 16
-"""Maximum number of keys that a client waits for in one request."""
 MOST_WAITS: Final = 1 << 16
 """Maximum number of unanswered requests of one client."""
 

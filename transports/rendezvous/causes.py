@@ -46,10 +46,18 @@ class Causes:
         if self._out_of_reach:
             return None
         try:
-            fields = unpack(self._store.get(self.KEY, time.monotonic() + patience))
-            return from_wire(fields) if isinstance(fields, dict) else None
-        except (DeadlineExceeded, ValueError):
+            return self.read(self._store.get(self.KEY, time.monotonic() + patience))
+        except DeadlineExceeded:
             return None
         except RendezvousError:
             self._out_of_reach = True
+            return None
+
+    @staticmethod
+    def read(value: bytes) -> RondeError | None:
+        """The cause that a value of the key is; None if it cannot be read."""
+        try:
+            fields = unpack(value)
+            return from_wire(fields) if isinstance(fields, dict) else None
+        except ValueError:
             return None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.forking import register
-from transports.store import Awaited, Store, check_item, counted
+from transports.store import Awaited, Store, check_awaited, check_item, counted
 
 
 class MemoryStore(Store):
@@ -51,8 +51,7 @@ class MemoryStore(Store):
         return found[1]
 
     def awaited(self, *keys: str) -> Awaited:
-        for key in keys:
-            check_item(key)
+        check_awaited(keys)
         return _Awaited(self, keys)
 
     def await_any(self, keys: Sequence[str], deadline: float) -> tuple[int, bytes] | None:

@@ -17,12 +17,12 @@ from transports.descriptors import explained, lacks
 from transports.errors import ConnectError, DeadlineExceeded, RendezvousError
 from transports.forking import register
 from transports.interfaces import outward_address
-from transports.moments import seconds_left
+from transports.moments import seconds_left, timeouts
 from transports.packed import pack, unpack
 from transports.rendezvous import sockets
 from transports.rendezvous.server import TcpStoreServer
 from transports.rendezvous.wire import HEADER, LONGEST_GET, MAX_FRAME, PURPOSE, decode, encode, format_url
-from transports.store import Awaited, Place, Store, check_item, check_row, read_rows
+from transports.store import Awaited, Place, Store, check_awaited, check_item, check_row, read_rows
 from transports.tls import Tls, explain, suspicion
 
 __all__ = ["TcpStore", "TcpStoreServer"]
@@ -117,8 +117,7 @@ class TcpStore(Store):
                 raise DeadlineExceeded(f"key {key!r} was not set in time (store at {self.url})")
 
     def awaited(self, *keys: str) -> Awaited:
-        for key in keys:
-            check_item(key)
+        check_awaited(keys)
         return _Awaited(self, keys)
 
     def peek_all(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -366,7 +365,7 @@ class _Awaited(Awaited):
 
     def _answer(self, link: socket.socket, until: float) -> list[object]:
         """The answer. Raises TimeoutError if it has not come; what has come of it stays in the inbox."""
-        inbox = self._inbox
+        inbox, left = self._inbox, timeouts(until)
         while True:
             need = HEADER.size
             if len(inbox) >= HEADER.size:
@@ -380,7 +379,7 @@ class _Awaited(Awaited):
                     if number != 0:
                         raise ValueError("it sent an invalid answer")
                     return answer
-            link.settimeout(seconds_left(until))
+            link.settimeout(next(left))
             got = link.recv(need - len(inbox))
             if not got:
                 raise ConnectionResetError("the connection was closed by the other end")
@@ -414,9 +413,9 @@ def _receive(link: socket.socket, count: int, deadline: float) -> bytes:
 
 
 def _fill(link: socket.socket, data: bytearray, deadline: float) -> None:
-    view = memoryview(data)
+    view, left = memoryview(data), timeouts(deadline)
     while view:
-        link.settimeout(seconds_left(deadline))
+        link.settimeout(next(left))
         got = link.recv_into(view)
         if not got:
             raise ConnectionResetError("the connection was closed by the other end")

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collectives import AbortedError, Communicator
+from collections.abc import Iterator
+
+import pytest
+
+from collectives import AbortedError, Communicator, PeerLost
+from collectives.failure import AbortSignal
+from collectives.flight import FlightRecord
 from tests.collectives.ranks import await_failure
+from tests.counting import CountingStore
 from tests.worlds import world_of
+from transports.base import Group, Member
+from transports.errors import RendezvousError
+from transports.local import Options, create
 from transports.rendezvous.causes import Causes
+from transports.rendezvous.memory import MemoryStore
 
 
 def test_cause_of_the_transport_wins_over_a_later_abort() -> None:
@@ -24,3 +35,61 @@ def test_cause_of_the_transport_wins_over_a_later_abort() -> None:
     for transport in ("local", "tcp", "shm"):
         with world_of(transport, 3) as world:
             assert set(world.run(rank)) == {"the first cause, the first cause"}
+
+
+class SlowStore(CountingStore):
+    """A store that does not answer while `slow`, but for what is waited for."""
+
+    slow = False
+
+    def get(self, key: str, deadline: float) -> bytes:
+        self._answer()
+        return super().get(key, deadline)
+
+    def set_default(self, key: str, value: bytes) -> bytes:
+        self._answer()
+        return super().set_default(key, value)
+
+    def _answer(self) -> None:
+        if self.slow:
+            raise RendezvousError("timed out")
+
+
+@pytest.fixture
+def store() -> Iterator[SlowStore]:
+    store = SlowStore(MemoryStore())
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def signals(store: SlowStore) -> Iterator[list[AbortSignal]]:
+    members = tuple(Member(f"host {rank}", f"node{rank}", 1 + rank) for rank in range(2))
+    signals = [AbortSignal(create(Group(rank, members, store), Options()), FlightRecord()) for rank in range(2)]
+    yield signals
+    for signal in signals:
+        signal.stop_waiting()
+
+
+def test_a_rank_hears_of_an_abort_after_its_store_was_slow(store: SlowStore, signals: list[AbortSignal]) -> None:
+    signals[1].notify([0])
+    assert signals[0].wait(10.0)
+    store.slow = True
+    signals[0].poll()
+    store.slow = False
+    signals[1].raise_abort(AbortedError("enough", rank=1))
+    assert signals[0].wait(10.0)
+    signals[0].poll()
+    assert isinstance(signals[0].failure, AbortedError)
+
+
+def test_a_failure_is_told_once_the_store_answers(store: SlowStore, signals: list[AbortSignal]) -> None:
+    lost = PeerLost("rank 0 lost rank 1", rank=0, peer=1)
+    store.slow = True
+    assert signals[0].resolve(lost) is lost
+    store.slow = False
+    assert Causes(store).fetch(0.0) is None
+    signals[0].resolve_again(lost)
+    told = Causes(store).fetch(0.0)
+    assert told is not None
+    assert told.message == lost.message
