@@ -58,8 +58,9 @@ class Cores:
         """True if there is a core for each rank of this host, and each rank is a process of its own."""
         return not self.shares_process and are_apart(self._masks)
 
-    def leave(self) -> None:
-        """Yield this thread's core. If another thread used it for long, move to this rank's own part of the cores."""
+    def leave(self) -> float:
+        """Yield this thread's core; the seconds that this took. If another thread used it for long, move to this rank's
+        own part of the cores."""
         began = time.monotonic()
         _yield_core()
         now = time.monotonic()
@@ -69,6 +70,7 @@ class Cores:
             self._move_at = now + self._pause
             with self.kept():
                 pass
+        return now - began
 
     def part(self, cores: Collection[int]) -> set[int]:
         """This rank's part of `cores`. If there are enough, ranks share neither a core nor its hardware threads."""

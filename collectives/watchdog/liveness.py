@@ -290,11 +290,17 @@ class NextHost:
         not watched. Raises RendezvousError."""
         self._store.add(self._own.key, 1)
 
-    def tick(self, now: float) -> PeerLost | None:
-        """Run the tasks that are due at `now`. Returns the error if the next host is lost. Raises RendezvousError."""
-        if self.beats and now >= self._send_at:
+    def keep_beating(self, now: float) -> None:
+        """Send a heartbeat if it is time at `now`. Any rank of the host may: it may be the last one that beats. Raises
+        RendezvousError."""
+        if now >= self._send_at:
             self._send_at = now + self.interval
             self.send()
+
+    def tick(self, now: float) -> PeerLost | None:
+        """Run the tasks that are due at `now`. Returns the error if the next host is lost. Raises RendezvousError."""
+        if self.beats:
+            self.keep_beating(now)
         if self._candidates and now >= self._check_at:
             self._check_at = now + self._heartbeat / 10
             return self._check(*self._candidates[0])

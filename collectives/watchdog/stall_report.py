@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 import textwrap
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from collectives.execution import CallPosition, CallPositions
 from collectives.failure import AbortSignal
-from collectives.watchdog.liveness import has_closed
+from collectives.watchdog.liveness import have_closed
 from collectives.watchdog.wait_chain import Wait, find_wait_chain
 from transports.base import Group
 from transports.errors import DeadlineExceeded, RendezvousError
@@ -66,18 +66,26 @@ class StallReporter:
     """Asks, answers and reports for one rank. `explain_timeout` is for any thread, the other methods are for the
     watchdog's, and raise RendezvousError.
 
-    store     the part that the watchdogs share
-    seconds   of a stall before the first report; every later report takes twice as long. 0: no reports
+    store      the part that the watchdogs share
+    seconds    of a stall before the first report; every later report takes twice as long. 0: no reports
+    meanwhile  called between requests, since a report takes some for each rank
     """
 
     def __init__(
-        self, group: Group, store: Store, abort_signal: AbortSignal, positions: CallPositions, seconds: float
+        self,
+        group: Group,
+        store: Store,
+        abort_signal: AbortSignal,
+        positions: CallPositions,
+        seconds: float,
+        meanwhile: Callable[[], object],
     ) -> None:
         self._group = group
         self._store = store
         self._abort_signal = abort_signal
         self._positions = positions
         self._seconds = seconds
+        self._meanwhile = meanwhile
         self._answered = 0
         self._inquiries: list[_Inquiry] = []
         self.main_thread = 0
@@ -100,7 +108,11 @@ class StallReporter:
         if not reports:
             caller.meter.count("stalls")
         if number == 0 or self._store.add(f"claim/{caller.key}/{number}/{reports}", 1) == 1:
-            questions = self._ask(rank for rank in position.peers if rank != self._group.rank)
+            questions = {}
+            for rank in position.peers:
+                if rank != self._group.rank:
+                    questions[rank] = self._ask(rank)
+                    self._meanwhile()
             self._inquiries.append(_Inquiry(questions, position, seconds, now + COLLECT_SECONDS))
         return True
 
@@ -132,26 +144,27 @@ class StallReporter:
             here = self._positions.now()
             calls = [(position.caller.key, position.number, position.text) for position in here]
             self._store.set(f"answers/{rank}/{number}", pack((calls, stack_of(self.main_thread), _waits(here))))
+            self._meanwhile()
         self._answered = asked
 
     def report(self, now: float) -> None:
         """Log the reports whose answers are due."""
         for inquiry in [inquiry for inquiry in self._inquiries if now >= inquiry.due]:
             self._inquiries.remove(inquiry)
-            answers = {rank: self._collect(rank, number) for rank, number in inquiry.questions.items()}
+            answers = self._collect(inquiry.questions)
             text = _compose(self._group, inquiry.position, inquiry.seconds, answers)
             inquiry.position.caller.stalled = inquiry.position.number, text
             log.warning("%s", text)
 
-    def _ask(self, ranks: Iterable[int]) -> dict[int, int]:
-        """Ask ranks for their positions; the numbers of the questions."""
-        questions = {rank: self._store.add(f"questions/{rank}", 1) for rank in ranks}
-        self._abort_signal.notify(questions)
-        return questions
+    def _ask(self, rank: int) -> int:
+        """Ask a rank for its position; the number of the question."""
+        number = self._store.add(f"questions/{rank}", 1)
+        self._abort_signal.notify([rank])
+        return number
 
     def _answer_of(self, rank: int, until: float) -> Answer | None:
         """Ask a rank and wait for its answer; None if there is none by then."""
-        key = f"answers/{rank}/{self._ask([rank])[rank]}"
+        key = f"answers/{rank}/{self._ask(rank)}"
         try:
             answer = self._store.get(key, until)
         except DeadlineExceeded:
@@ -159,14 +172,18 @@ class StallReporter:
         self._store.delete(key)
         return read_answer(answer, self._group.size)
 
-    def _collect(self, rank: int, number: int) -> Answer | None:
-        """The answer of a rank, if it has come."""
-        key = f"answers/{rank}/{number}"
-        answer = self._store.peek(key)
-        if answer is None:
-            return Answer([], "", closed=True) if has_closed(self._store, rank) else None
-        self._store.delete(key)
-        return read_answer(answer, self._group.size)
+    def _collect(self, questions: Mapping[int, int]) -> dict[int, Answer | None]:
+        """The answers that have come, one by one: each has a stack."""
+        answers: dict[int, Answer | None] = {}
+        for rank, number in questions.items():
+            answer = self._store.peek(f"answers/{rank}/{number}")
+            answers[rank] = None if answer is None else read_answer(answer, self._group.size)
+            if answer is not None:
+                self._store.delete(f"answers/{rank}/{number}")
+            self._meanwhile()
+        for rank in have_closed(self._store, [rank for rank, answer in answers.items() if answer is None]):
+            answers[rank] = Answer([], "", closed=True)
+        return answers
 
 
 def _waits(here: list[CallPosition]) -> list[Wait]:

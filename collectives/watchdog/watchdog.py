@@ -85,7 +85,7 @@ class Watchdog:
         self._next_process = NextProcess(group, self._store)
         self._launcher = LauncherProcess(group)
         self._next_host = NextHost(group, self._store, heartbeat, abort_signal.notify)
-        self._stalls = StallReporter(group, self._store, abort_signal, positions, stall)
+        self._stalls = StallReporter(group, self._store, abort_signal, positions, stall, self._keep_beating)
         self._viewers = ViewerAnswers(group.rank, self._store, records)
         abort_signal.explain_timeouts(self._stalls.explain_timeout)
         self._progress: dict[tuple[object, int, int], _Progress] = {}
@@ -197,6 +197,11 @@ class Watchdog:
         """Send a heartbeat: another rank may have asked for it, or it is time. Raises RendezvousError."""
         if self._next_host.exists and not self._ended.is_set():
             self._next_host.send()
+
+    def _keep_beating(self) -> None:
+        """Send a heartbeat if it is time: this thread has much to ask. Raises RendezvousError."""
+        if self._next_host.exists:
+            self._next_host.keep_beating(time.monotonic())
 
     def _sleep_seconds(self) -> float:
         """Time until there is something to do."""

@@ -11,17 +11,23 @@ from tests.chaos.faults import FAULTS, HEARTBEAT, PROMISE, TRANSPORTS, Bed, Faul
 MAX_RANKS: Final = 5
 SHORT: Final = 1.0
 """Seconds of a call where nothing but its deadline tells."""
+LONGER: Final = 3.0
+"""More seconds of it, at most, where there is patience: a first call alone took more than one on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`size` ranks over `transport` compute the calls of `seed` until `fault` strikes one of them."""
+    """`size` ranks over `transport` compute the calls of `seed` until `fault` strikes one of them.
+
+    patience  see `judge`. It is no part of the name
+    """
 
     bed: Bed
     transport: str
     fault_name: str
     size: int
     seed: int
+    patience: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.bed}/{self.transport}/{self.fault_name}/{self.size}/{self.seed}"
@@ -47,7 +53,7 @@ class Case:
     @property
     def timeout(self) -> float | None:
         """Seconds of each call, where nothing but the deadline tells; else None."""
-        return SHORT if self.fault.times_out else None
+        return SHORT + min(LONGER, self.patience) if self.fault.times_out else None
 
     @property
     def promise(self) -> float:

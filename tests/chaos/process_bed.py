@@ -7,6 +7,7 @@ a new one, with fresh processes beside them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import multiprocessing
 import os
@@ -146,6 +147,7 @@ class ProcessBed:
     def run(self, case: Case) -> Outcome:
         """Run a case and judge it. The ranks of the case before take part if they are as many and on its transport."""
         assert case.bed == "processes"
+        case = dataclasses.replace(case, patience=self._patience)
         found = self._prepare(case)
         if not self.world:
             return Outcome(case, False, 0, 0, None, None, tuple(found))

@@ -288,6 +288,7 @@ def run(
     case: Case, patience: float = 0.0, settings: Mapping[str, object] | None = None, room: str | None = None
 ) -> Outcome:
     """Run a case and judge it. `settings` are more of the communicator's; `room` is where its memory files are."""
+    case = dataclasses.replace(case, patience=patience)
     found: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="chaos-ronde-", dir=room or default_directory()) as directory:
         config = Config.load(

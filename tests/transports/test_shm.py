@@ -303,16 +303,31 @@ def test_a_wait_for_an_epoch_leaves_the_core_to_other_processes_before_it_drives
 
     def body(t: Any) -> None:
         t.cores.shares_process = False
-        left: list[Callable[[], None]] = [lambda: None]
+        left: list[Callable[[], float]] = [lambda: 0.0]
         t.cores.leave = lambda: left[0]()
         made = t.ability(OneSided).expose("w", BOTH, 8, soon())
         if t.rank == 0:
             epochs = iter(range(1, 100))
+
+            def publish() -> float:
+                made.publish(next(epochs))
+                return 0.0
+
             with monkeypatch.context() as patch:
-                left[0] = lambda: made.publish(next(epochs))
+                left[0] = publish
                 patch.setattr(t.driver, "wait", None)
                 made.wait(0, 3, soon())
             assert next(epochs) == 4
+            yields: list[float] = []
+
+            def long() -> float:
+                yields.append(6.0)
+                return yields[-1]
+
+            left[0] = long
+            with pytest.raises(DeadlineExceeded):
+                made.wait(0, 5, time.monotonic())
+            assert len(yields) == 1, "an abort is noticed by the wait that drives"
 
     on_ranks(make, body)
 

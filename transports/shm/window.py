@@ -40,9 +40,11 @@ _SPINS: Final = 1000
 _YIELDS: Final = 10
 """Number of yields after these reads, before a wait drives the transport, which takes several times as long. The
 awaited rank may need the core."""
+_YIELDED: Final = 10e-3
+"""Seconds of them at most, one that takes long aside: where other programs use the core, each takes milliseconds."""
 _COMPILED_YIELDS: Final = {True: 600, False: 50}
 """The same for compiled code, where each rank has a core, some 150 us, and where they share cores. To wake a sleeper
-takes 20 to 30 us. On a busy machine a yield takes milliseconds: an abort is noticed after them."""
+takes 20 to 30 us. On a busy machine a yield takes milliseconds, and they end after ten."""
 _COMPILED_SLEEPS: Final = 2
 """Milliseconds at most in which this rank serves no other peer."""
 _ATTACHED: Final = 1
@@ -262,10 +264,13 @@ class ShmWindow(EngineWindow):
         for _ in self._glances:
             if control[EPOCH] >= epoch:
                 return True
+        left = _YIELDED
         for _ in self._yields:
-            self._leave_core()
+            left -= self._leave_core()
             if control[EPOCH] >= epoch:
                 return True
+            if left <= 0:
+                break
         return False
 
     def _kept(self, index: int) -> dict[int, int]:

@@ -205,13 +205,18 @@ class Link:
         self.watched = True
         self._heard = time.monotonic() + patience
 
-    def tick(self) -> None:
-        """Send a sign of life if it is time; close the link if the other end has given none."""
+    def beat(self) -> None:
+        """Send a sign of life if it is time."""
         now = time.monotonic()
         if self.closed is None and now >= self._sent + self.limit / BEATS:
             self._sent = now
             if not self._outgoing:  # the other end takes nothing: what it has not taken is a sign of life
                 self.send("beat")
+
+    def tick(self) -> None:
+        """Send a sign of life if it is time; close the link if the other end has given none."""
+        self.beat()
+        now = time.monotonic()
         if self.closed is None and now >= self._silent_at:
             self._read()  # this process may have been stopped itself: what has come since then is no silence
         if self.closed is None and now >= self._silent_at:
@@ -241,7 +246,7 @@ class Link:
         if not data:
             self.close("the connection has ended")
             return
-        self._heard = time.monotonic()
+        self._heard = max(self._heard, time.monotonic())  # a sign from before `watch` does not end the patience
         try:
             messages = self._decoder.feed(data)
         except ValueError as error:

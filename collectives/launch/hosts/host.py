@@ -226,6 +226,9 @@ class Host(ABC):
     def on_child_exit(self) -> None:
         """A child of this process may have ended."""
 
+    def beat(self) -> None:  # noqa: B027  not all have an agent
+        """Send the agent a sign of life if it is time: what this process does takes long."""
+
     def tick(self) -> None:
         """Do what is due; to be called after every select."""
         if self._notice is not None:

@@ -138,6 +138,10 @@ class RemoteHost(Host):
     def on_child_exit(self) -> None:
         self._connection.on_child_exit()
 
+    def beat(self) -> None:
+        if self._link is not None:
+            self._link.beat()
+
     def tick(self) -> None:
         """Notice the end of the connection or silence; cut a connection that does not end."""
         if self._link is None:

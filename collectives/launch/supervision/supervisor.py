@@ -506,6 +506,8 @@ class _Supervisor(Listener):
 
     def started(self, rank: int, pid: int) -> None:
         self._ranks[rank].pid = pid
+        for used in self._used.values():  # to start many ranks here takes long where they have few cores
+            used.host.beat()
 
     def output(self, rank: int, stream: int, data: bytes) -> None:
         self.relay.feed(rank, stream, data)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from collectives import AbortedError, MismatchError
+from collectives.execution import CallPosition, CallPositions
 from collectives.failure import AbortSignal, mismatch, mismatched_calls, wake
 from collectives.flight import FlightRecord
-from collectives.watchdog.liveness import FarHosts, NextHost, ranks_by_host
+from collectives.watchdog import Watchdog, stall_report
+from collectives.watchdog.liveness import FarHosts, HostHeartbeat, NextHost, ranks_by_host
 from tests.counting import CountingStore
 from transports.base import Group, Member
 from transports.local import Options, create
 from transports.rendezvous.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collectives.execution.positions import Caller
 
 SIZE = 10_000
 PER_HOST = 64
@@ -144,6 +151,32 @@ def test_a_regroup_goes_on_from_the_silence_that_was_reported(
         clock.now += 0.1
     assert set(lost) == set(woken) == {PER_HOST + 5}
     assert (seconds - 0.11) * HEARTBEAT <= clock.now - began <= (seconds + 0.1) * HEARTBEAT
+
+
+def test_a_host_beats_while_its_only_rank_asks_all_others(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow store takes seconds for the questions and the answers of a stall report."""
+    clock, members = Clock(monkeypatch), tuple(Member(f"host {rank}", "node", 1) for rank in range(200))
+    group = Group(0, members, store)
+    positions, signal = CallPositions(), AbortSignal(create(group, Options()), FlightRecord())
+    watchdog = Watchdog(group, signal, positions, heartbeat=HEARTBEAT, stall=1.0)
+    caller = SimpleNamespace(key="world", meter=SimpleNamespace(count=lambda name: None), stalled=None)
+    position = CallPosition(cast("Caller", caller), 1, 1, "a call", tuple(range(200)))
+    watched, silences = HostHeartbeat(0, HEARTBEAT), []
+
+    def slow(method: str, value: bytes = b"") -> None:
+        clock.now += 0.05
+        silences.append(watched.silence(store.inner.peek("watch/beats/0"), clock.now, clock.now) or 0.0)
+
+    monkeypatch.setattr(store, "_count", slow)
+    watchdog._next_host.send()  # as each watchdog does when it starts
+    reporter = watchdog._stalls
+    assert reporter.consider(position, 2.0, 0, clock.now)
+    reporter.report(clock.now + stall_report.COLLECT_SECONDS)
+    assert caller.stalled is not None
+    assert len(silences) * 0.05 > 4 * HEARTBEAT
+    assert max(silences) < HEARTBEAT / 4
 
 
 def test_a_rank_waits_for_wakeups_by_one_request_and_an_abort_is_one(store: CountingStore) -> None:

@@ -8,13 +8,25 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.launch.hosts.connection import MAX_FRAME, CommandConnection, Decoder, Link, Message, encode
+from collectives.launch.hosts import Listener, RemoteHost
+from collectives.launch.hosts.connection import (
+    MAX_FRAME,
+    CommandConnection,
+    Connection,
+    Decoder,
+    Link,
+    Message,
+    encode,
+)
 from collectives.launch.processes import Guardian
+from collectives.launch.supervision.supervisor import _Supervisor
 from transports.testing.leaks import Leaks
 
 MESSAGES: list[Message] = [["hello", {"a": "b"}], ["output", 3, 1, b"\xff\x00"], ["beat"], ["start", [1.5, None, True]]]
@@ -103,6 +115,17 @@ def test_signs_of_life_keep_a_link_up_and_silence_closes_it() -> None:
         assert links.a.closed == "no sign of life for 0.2 s"
 
 
+def test_a_launcher_that_starts_many_ranks_gives_signs_of_life_meanwhile() -> None:
+    with pair(limit=0.1) as links:
+        host = RemoteHost("h1", cast("Connection", None), links.selector, cast("Listener", None), limit=0.1, grace=1.0)
+        host._link = links.a
+        supervisor = SimpleNamespace(_ranks={0: SimpleNamespace(pid=0)}, _used={"h1": SimpleNamespace(host=host)})
+        time.sleep(0.15)
+        _Supervisor.started(cast("_Supervisor", supervisor), 0, 7)
+        links.b.tick()
+        assert links.b.closed is None
+
+
 def test_a_process_that_was_stopped_itself_has_heard_no_silence() -> None:
     with pair(limit=0.1) as links:
         links.b.send("beat")
@@ -111,6 +134,18 @@ def test_a_process_that_was_stopped_itself_has_heard_no_silence() -> None:
         links.a.tick()
         assert links.a.closed is None
         assert links.got[0] == [["last", 1]]
+
+
+def test_a_sign_that_was_on_its_way_does_not_end_the_patience_with_a_busy_agent() -> None:
+    with pair(limit=0.01) as links:
+        links.a.watched = False
+        links.b.send("last", 1)
+        links.a.watch(patience=60.0)
+        while not links.got[0]:
+            links.turn(links.a)
+        time.sleep(0.02)
+        links.a.tick()
+        assert links.a.closed is None
 
 
 def test_what_was_sent_before_the_end_arrives() -> None:
