@@ -48,10 +48,12 @@ class Registry:
         """Begin to wait for the first request after `roster`, or one of `keys` of the part `elastic`."""
         return self._store.awaited(f"log/{roster.read}", *keys)
 
-    def record(self, roster: Roster | None, change: bytes) -> None:
-        """Keep the roster after a change, if it has changed too, and tell the launcher. Raises RendezvousError."""
-        if roster is not None:
-            self._store.set("roster", roster.pack())
+    def keep(self, roster: Roster) -> None:
+        """Keep the roster after a change. Raises RendezvousError."""
+        self._store.set("roster", roster.pack())
+
+    def tell(self, change: bytes) -> None:
+        """Tell the launcher of a change, after all earlier ones. Idempotent. Raises RendezvousError."""
         self._history.append(change)
 
     def _checkpoint(self) -> Roster:

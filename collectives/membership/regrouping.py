@@ -85,6 +85,8 @@ def regroup(
                 if not standby.is_used:  # with standbys, `connect` fails too, and the ranks agree again
                     raise
         if group.rank in verdict.leaving:
+            with contextlib.suppress(RendezvousError):  # the others tell it as well
+                _tell_launcher(group, verdict)
             return None
         assert group.parent_store is not None
         rank = verdict.staying.index(group.rank)
@@ -152,6 +154,16 @@ def _check(group: Group, verdict: Verdict) -> None:
 def _record(group: Group, verdict: Verdict) -> None:
     """Tell the launcher, and later readers of the roster. Idempotent. Raises RendezvousError."""
     assert group.parent_store is not None
+    report_left_out(group.parent_store, [group.numbers[rank] for rank in verdict.left_out])
+    if verdict.roster is not None:
+        Registry(group.parent_store).keep(verdict.roster)
+    _tell_launcher(group, verdict)
+
+
+def _tell_launcher(group: Group, verdict: Verdict) -> None:
+    """Tell the launcher of the change. Idempotent. A rank that leaves does so too: when its process ends with 0, the
+    launcher must know, and the rank that records the verdict may be late. Raises RendezvousError."""
+    assert group.parent_store is not None
     numbers = group.numbers
     left_out = {numbers[rank]: reason for rank, reason in verdict.left_out.items()}
     came = tuple(_number(newcomer) for newcomer in verdict.admitted)
@@ -160,10 +172,7 @@ def _record(group: Group, verdict: Verdict) -> None:
     spares = () if verdict.roster is None else tuple(map(_number, verdict.roster.waiting))
     leaving = {} if verdict.roster is None else verdict.roster.leaving  # one may have ended before it could leave
     lost = tuple(number for number in left_out if number not in leaving)
-    report_left_out(group.parent_store, left_out)
-    Registry(group.parent_store).record(
-        verdict.roster, Change(group.generation + 1, members, came, left, spares, lost).pack()
-    )
+    Registry(group.parent_store).tell(Change(group.generation + 1, members, came, left, spares, lost).pack())
 
 
 def _forget(new: Group) -> None:

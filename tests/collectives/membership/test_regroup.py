@@ -11,9 +11,10 @@ import pytest
 
 import collectives as ronde
 from collectives import Communicator, ConfigError, DeadlineExceeded, PeerLost, RendezvousError, membership
-from collectives.membership import Change, History, ask_to_leave, set_bounds, terms_of
+from collectives.membership import Change, History, ask_to_leave, regrouping, set_bounds, terms_of
 from collectives.membership.registry import Registry
-from collectives.membership.roster import Newcomer, Roster
+from collectives.membership.roster import Newcomer
+from collectives.membership.verdict import Verdict
 from tests.collectives.membership.changes import SECONDS, job
 from tests.collectives.membership.shrinks import THREADS, compute, fail
 from tests.worlds import SECRET
@@ -127,6 +128,27 @@ def test_leavers_spares_and_bounds_change_at_once() -> None:
         here.store.close()  # ends the spares
         ended = [future.exception(SECONDS) for future in newcomers]
         assert sorted(type(error).__name__ for error in ended) == ["NoneType", "RendezvousError", "RendezvousError"]
+        history.close()
+
+
+def test_a_rank_that_leaves_tells_the_launcher_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process ends with 0 next, which is the end of the program unless the launcher knows that it has left."""
+    monkeypatch.setattr(regrouping, "_record", lambda group, verdict: None)  # by a rank that is late
+
+    def rank(comm: Communicator) -> int | None:
+        if comm.rank == 1:
+            comm.leave("this rank was told to")
+        while not comm.changes_pending():
+            comm.barrier()
+        new = comm.regroup()
+        return None if new is None else new.size
+
+    with job("local") as here:
+        assert [future.result(SECONDS) for future in here.start(2, rank)] == [1, None]
+        history = History(here.store)
+        change = history.wait(time.monotonic() + 0.01)
+        assert change is not None
+        assert change.left == {1: "this rank was told to"}
         history.close()
 
 
@@ -277,14 +299,15 @@ def test_a_newcomer_that_could_not_connect_applies_again(monkeypatch: pytest.Mon
 @pytest.mark.long
 def test_a_verdict_is_recorded_although_the_rank_that_was_to_do_so_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher must know of the rank that has left: it takes one that ends for the end of the program otherwise.
+    And the roster must be kept.
 
     Process 1 is lost before it has recorded the verdict. Another one takes its place here, under the same number.
     """
-    record, connect, lost, failed = Registry.record, Communicator.connect, threading.Event(), threading.Event()
+    record, connect, lost, failed = regrouping._record, Communicator.connect, threading.Event(), threading.Event()
 
-    def is_lost(registry: Registry, roster: Roster | None, change: bytes) -> None:
+    def is_lost(group: Group, verdict: Verdict) -> None:
         if lost.is_set():
-            record(registry, roster, change)
+            record(group, verdict)
         lost.set()
 
     def fails_once(group: Group, *rest: Any) -> Communicator:
@@ -301,7 +324,7 @@ def test_a_verdict_is_recorded_although_the_rank_that_was_to_do_so_is_lost(monke
 
     with job("local", connect_timeout=1.0) as here:
         ranks = here.start(3, rank)
-        monkeypatch.setattr(Registry, "record", is_lost)
+        monkeypatch.setattr(regrouping, "_record", is_lost)
         monkeypatch.setattr(Communicator, "connect", staticmethod(fails_once))
         ask_to_leave(here.store, [0], "it is tired")
         assert [future.result(SECONDS) for future in ranks] == [None, [1, 2], [1, 2]]
@@ -314,3 +337,4 @@ def test_a_verdict_is_recorded_although_the_rank_that_was_to_do_so_is_lost(monke
         assert (first.members, first.left) == ((1, 2), {0: "it is tired"})
         assert (second.members, second.left) == ((1, 2), {})
         assert second.generation == first.generation + 1
+        assert Registry(here.store).read().leaving == {}
