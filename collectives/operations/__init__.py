@@ -16,7 +16,7 @@ from collectives.operations.envelope import ReceiveOptions, Status
 from collectives.operations.fusion import Buffer, array_sizes, bundles, reduce_together
 from collectives.operations.host import HostOperations
 from collectives.operations.job import Job, Packable, Part
-from collectives.operations.objects import Pickler
+from collectives.operations.objects import Pickler, decode, encode
 from collectives.operations.persistent import Persistent
 from collectives.operations.planned_call import ArrayJob, PlannedCalls
 from collectives.operations.point_to_point import HostAccess, PointToPoint
@@ -75,7 +75,9 @@ __all__ = [
     "check_list",
     "check_timeout",
     "compare_clocks",
+    "decode",
     "dtype_name",
+    "encode",
     "reduce_together",
     "run_by",
     "run_whole",

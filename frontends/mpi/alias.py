@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, DistributionFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
@@ -40,8 +42,24 @@ class _Alias(Loader):
         return loader.get_code(self._target)
 
 
-class _Finder(MetaPathFinder):
+class _Distribution(Distribution):
+    """The package that programs look for with `importlib.metadata`: its name and version."""
+
+    def read_text(self, filename: str) -> str | None:
+        if filename != "METADATA":
+            return None
+        return f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {VERSION}\nSummary: that of Ronde, without MPI\n"
+
+    def locate_file(self, path: Any) -> Any:
+        return Path(__file__).parent / path
+
+
+class _Finder(DistributionFinder):
     """Finds mpi4py and its modules in this room."""
+
+    def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
+        if context is None or context.name is None or context.name.lower() == _NAME:
+            yield _Distribution()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         if fullname != _NAME and not fullname.startswith(f"{_NAME}."):

@@ -47,6 +47,13 @@ class _Delivery(Operation):
     def envelope(self) -> tuple[int, int, int, bool]:
         return self._operation.envelope()
 
+    def free(self) -> None:
+        if self._block is not None:
+            self.then(self.end_alone)
+
+    def then(self, call: Callable[[], None]) -> None:
+        self._operation.then(call)
+
     def result(self) -> Any:
         if not self._done:
             data: Bytes | None = self._operation.result()

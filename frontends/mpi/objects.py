@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from collectives import TransportError
+from collectives.operations import decode, encode
 from frontends.mpi.constants import PATIENCE, PROC_NULL, ROOT
 from frontends.mpi.errors import error, failure
 from frontends.mpi.intra import check_root
@@ -37,8 +38,25 @@ def _run(peers: Peers, method: str, *arguments: Any) -> Any:
 
 def bcast(peers: Peers, obj: Any, root: int = 0) -> Any:
     """The root's object. The root of one group has a copy of it too, as the others do."""
-    found = same_at_root(peers, obj, root)
-    return pickle.loads(pickle.dumps(obj)) if root == peers.rank and not peers.is_inter else found
+    if peers.is_inter or check_root(peers, root) != peers.rank:
+        return same_at_root(peers, obj, root)
+    pickler = None if pickle.is_default else pickle
+    data = encode(obj, "obj", pickler)
+    peers.call("broadcast_object", None, peers.rank, timeout=PATIENCE, pickler=_Made(data))
+    return decode(data, pickler)
+
+
+class _Made:
+    """Gives a pickle that was made before."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def dumps(self, obj: Any) -> memoryview:
+        return self._data
+
+    def loads(self, data: Any) -> Any:
+        return pickle.loads(data)
 
 
 def same_at_root(peers: Peers, obj: Any, root: int) -> Any:

@@ -5,6 +5,7 @@ An operation makes progress in `test` and `wait`, ends once, and tells then its 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -67,6 +68,19 @@ class Operation(ABC):
     def cancel(self) -> None:
         """Take it back if it has not been matched. Operations that cannot be taken back go on."""
         return
+
+    def free(self) -> None:
+        """Nobody will ask for its end: it goes on, and puts its data in their places by itself."""
+        return
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call a function once it has ended, in any thread. The default is that of an operation that has ended."""
+        call()
+
+    def end_alone(self) -> None:
+        """Put the data in their places. A rank that is lost is told by the program's next call."""
+        with contextlib.suppress(Failure):
+            self.result()
 
 
 def completed(peers: Peers, operation: Operation) -> Operation:
@@ -151,6 +165,13 @@ class Awaited(Operation):
         finish, self._finish = self._finish, None
         return finish(product)
 
+    def free(self) -> None:
+        if self._finish is not None:
+            self.then(self.end_alone)
+
+    def then(self, call: Callable[[], None]) -> None:
+        self._work.add_done_callback(lambda _: call())
+
 
 class Sending(Operation):
     """A message that is being sent; a synchronous one ends when it is matched."""
@@ -181,6 +202,12 @@ class Sending(Operation):
     def result(self) -> None:
         self.wait()
 
+    def then(self, call: Callable[[], None]) -> None:
+        if self._eager:
+            call()
+        else:
+            self._message.add_done_callback(lambda _: call())
+
 
 class Receiving(Operation):
     """A message that is being received.
@@ -196,6 +223,8 @@ class Receiving(Operation):
         self._process = peers.process
         number = None if source == ANY_SOURCE else peers.number(source)
         self._finish = finish
+        self._places_data = target is not None and finish is not None
+        """False for an object, which nobody gets."""
         self._cancelled = self._finished = False
         self._product: Any = None
         view = None if target is None else target.data
@@ -243,6 +272,13 @@ class Receiving(Operation):
     def cancel(self) -> None:
         self._cancelled = self._cancelled or self._receipt.cancel()
 
+    def free(self) -> None:
+        if self._places_data and not self._finished:
+            self.then(self.end_alone)
+
+    def then(self, call: Callable[[], None]) -> None:
+        self._receipt.add_done_callback(lambda _: call())
+
 
 class Several(Operation):
     """Operations that count as one: it ends with the last of them, and has the envelope of the first."""
@@ -273,3 +309,23 @@ class Several(Operation):
 
     def envelope(self) -> Envelope:
         return self._parts[0].envelope() if self._parts else super().envelope()
+
+    def free(self) -> None:
+        if self._finish is not None:
+            self.then(self.end_alone)
+        else:
+            for part in self._parts:
+                part.free()
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Wait for the parts in turn."""
+        rest = iter(self._parts)
+
+        def go_on() -> None:
+            part = next(rest, None)
+            if part is None:
+                call()
+            else:
+                part.then(go_on)
+
+        go_on()

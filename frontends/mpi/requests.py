@@ -114,7 +114,14 @@ class Request(Handle):
     def Free(self) -> None:
         if self._body is None:
             raise error("ERR_REQUEST", "it is REQUEST_NULL")
+        self._release()
         self._body = None
+
+    def _release(self) -> None:
+        """An operation in flight goes on."""
+        operation = self._operation
+        if operation is not None:
+            operation.free()
 
     # ---- several requests
 
@@ -347,30 +354,50 @@ class _Generalized(Prompted):
         super().__init__(current())
         self._query, self._free, self._cancel = query, free, cancel
         self._arguments, self._options = args, kwargs
-        self.object: Any = None
+        self._object: Any = None
         self._status = Status()
+        self._unwanted = False
+        """True once the program has freed its request."""
+        self.is_gone = False
+        """True once it has ended, and nobody will ask for it again."""
 
     def end(self, obj: Any) -> None:
         """The program has ended it, with this result."""
-        self.object = obj
+        self._object = obj
         self._prompt.set()
+        if self._unwanted:
+            self._go()
 
     def envelope(self) -> tuple[int, int, int, bool]:
+        if not self.is_gone:
+            self._ask()
         status = self._status
-        if self._query is not None:
-            _called(self._query, status, *self._arguments, **self._options)
         return status.source, status.tag, status.count, status.cancelled
 
+    def _ask(self) -> None:
+        if self._query is not None:
+            _called(self._query, self._status, *self._arguments, **self._options)
+
     def result(self) -> Any:
-        return self.object
+        try:
+            self._ask()
+        finally:
+            self._go()
+        return self._object
 
     def cancel(self) -> None:
         if self._cancel is not None:
             _called(self._cancel, self._prompt.is_set(), *self._arguments, **self._options)
 
     def free(self) -> None:
+        self._unwanted = True
+        if self._prompt.is_set():
+            self._go()
+
+    def _go(self) -> None:
         """Tell the program that the request is gone."""
         free, self._free = self._free, None
+        self.is_gone = True
         if free is not None:
             _called(free, *self._arguments, **self._options)
 
@@ -390,6 +417,8 @@ class Grequest(Request):
     """A handle of an operation that the program ends by `Complete`."""
 
     __module__ = SURFACE
+    _generalized: _Generalized | None = None
+    """The operation, also after `Free`."""
 
     @classmethod
     def _admits(cls, body: RequestBody) -> bool:
@@ -405,24 +434,23 @@ class Grequest(Request):
         kwargs: dict[str, Any] | None = None,
     ) -> Grequest:
         operation = _Generalized(query_fn, free_fn, cancel_fn, tuple(args or ()), dict(kwargs or {}))
-        return cls.of(RequestBody(operation))
+        made = cls.of(RequestBody(operation))
+        made._generalized = operation
+        return made
+
+    @staticmethod
+    def _copy(made: Any, other: Any) -> None:
+        made._body = other._body
+        made._generalized = getattr(other, "_generalized", None) or other._operation
 
     def Complete(self) -> None:
         self.complete()
 
     def complete(self, obj: Any = None) -> None:
-        operation = self._operation
-        if not isinstance(operation, _Generalized):
-            raise error("ERR_REQUEST", "it is no generalized request")
+        operation = self._generalized
+        if operation is None or operation.is_gone:
+            raise error("ERR_REQUEST", "it is no generalized request, or has ended")
         operation.end(obj)
-
-    def _end(self, status: Status | None) -> Any:
-        operation = self._operation
-        try:
-            return super()._end(status if status is not None or operation is None else Status())
-        finally:
-            if isinstance(operation, _Generalized):
-                operation.free()
 
 
 REQUEST_NULL: Final = Request()

@@ -19,6 +19,7 @@ from frontends.mpi.blocks import Block
 from frontends.mpi.comm import COMM_SELF, Intracomm, peers_of
 from frontends.mpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED, PROC_NULL
 from frontends.mpi.datatypes import BY_CODE
+from frontends.mpi.epochs import Epochs
 from frontends.mpi.errhandlers import Handling
 from frontends.mpi.errors import error, missing
 from frontends.mpi.groups import Group
@@ -46,9 +47,8 @@ class WinBody(AttributedBody):
     parts     by rank: the memory, and the unit of displacements; of a window of `Create` only this rank has a part
     segment   the shared memory; None for a window of the program's memory
     flavor    as the attribute WIN_CREATE_FLAVOR has it
-    held      the ranks whose parts this rank has locked
-    ending    the receives of the news that ranks have ended their access, after Post; None before it
-    accessed  the ranks whose parts this rank accesses, after Start; None before it
+    epochs    the calls of synchronization that are in force
+    ending    the receives of the news that ranks have ended their access, after Post
     """
 
     def __init__(
@@ -62,9 +62,8 @@ class WinBody(AttributedBody):
         self.flavor = flavor
         self.errhandler: Any = None
         self.info: dict[str, str] = {}
-        self.held: set[int] = set()
-        self.ending: list[Receiving] | None = None
-        self.accessed: tuple[int, ...] | None = None
+        self.epochs = Epochs()
+        self.ending: list[Receiving] = []
         self._look_at = 0.0
         """Time of the next look for lost ranks."""
 
@@ -261,6 +260,7 @@ class Win(Attributed, Informed, Handling):
         datatype = BY_CODE[kind] if isinstance(kind, str) else kind
         if disp < 0 or count < 0:
             raise ValueError(f"target: displacement {disp}, count {count}: must be 0 or more")
+        self._known().epochs.access(rank)
         return Block(memory, disp * unit, count, datatype)
 
     def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
@@ -343,7 +343,9 @@ class Win(Attributed, Informed, Handling):
     # ---- synchronization
 
     def Fence(self, assertion: int = 0) -> None:
-        Intracomm.of(self._known().peers).Barrier()
+        body = self._known()
+        body.epochs.fence(as_int(assertion, "assertion"))
+        Intracomm.of(body.peers).Barrier()
 
     def Lock(self, rank: int, lock_type: int = LOCK_EXCLUSIVE, assertion: int = 0) -> None:
         body = self._known()
@@ -352,10 +354,12 @@ class Win(Attributed, Informed, Handling):
         if rank == PROC_NULL:
             return
         self._place(rank)
-        if rank in body.held:
-            raise error("ERR_RMA_SYNC", f"rank {rank}: this rank has locked its part already")
+        body.epochs.lock(rank)
+        self._lock(body, rank, lock_type)
+
+    def _lock(self, body: WinBody, rank: int, lock_type: int) -> None:
         body.locks.lock(rank, body.peers.process.look, shared=lock_type == LOCK_SHARED)
-        body.held.add(rank)
+        body.epochs.held.add(rank)
 
     def _place(self, rank: int) -> None:
         if not 0 <= rank < self._known().peers.size:
@@ -366,35 +370,43 @@ class Win(Attributed, Informed, Handling):
         if rank == PROC_NULL:
             return
         self._place(rank)
-        if rank not in body.held:
-            raise error("ERR_RMA_SYNC", f"rank {rank}: this rank has not locked its part")
-        body.held.remove(rank)
+        body.epochs.unlock(rank)
+        self._unlock(body, rank)
+
+    def _unlock(self, body: WinBody, rank: int) -> None:
+        body.epochs.held.remove(rank)
         body.locks.unlock(rank)
 
     def Lock_all(self, assertion: int = 0) -> None:
         body = self._known()
-        if body.held:
-            raise error("ERR_RMA_SYNC", f"this rank has locked the parts of ranks {sorted(body.held)} already")
+        body.epochs.lock_all()
         for rank in range(body.peers.size):
-            self.Lock(rank, LOCK_SHARED)
+            self._lock(body, rank, LOCK_SHARED)
+        body.epochs.of_all = True
 
     def Unlock_all(self) -> None:
         body = self._known()
-        if len(body.held) < body.peers.size:
-            raise error("ERR_RMA_SYNC", f"this rank has locked the parts of ranks {sorted(body.held)}, not of all")
+        body.epochs.unlock_all()
+        body.epochs.of_all = False
         for rank in range(body.peers.size):
-            self.Unlock(rank)
+            self._unlock(body, rank)
 
     def Flush(self, rank: int) -> None:
-        """Do nothing: access is complete when its call returns."""
-        self._known()
+        """Access is complete when its call returns."""
+        epochs = self._known().epochs
+        if rank != PROC_NULL:
+            self._place(rank)
+            epochs.flush(rank)
 
     def Flush_all(self) -> None:
-        self._known()
+        self._known().epochs.flush()
 
     Flush_local = Flush
     Flush_local_all = Flush_all
-    Sync = Flush_all
+
+    def Sync(self) -> None:
+        """Do nothing: all ranks see one memory."""
+        self._known()
 
     def _numbers(self, group: Group) -> tuple[int, ...]:
         peers = self._known().peers
@@ -406,8 +418,8 @@ class Win(Attributed, Informed, Handling):
     def Post(self, group: Group, assertion: int = 0) -> None:
         body = self._known()
         exposed = self._numbers(group)
-        if body.ending is not None:
-            raise error("ERR_RMA_SYNC", "Post was called before, and not yet Wait")
+        body.epochs.post()
+        body.epochs.posted = True
         body.ending = [receive(body.peers, rank, _COMPLETED) for rank in exposed]
         for rank in exposed:
             send(body.peers, None, rank, _POSTED)
@@ -415,36 +427,29 @@ class Win(Attributed, Informed, Handling):
     def Start(self, group: Group, assertion: int = 0) -> None:
         body = self._known()
         accessed = self._numbers(group)
-        if body.accessed is not None:
-            raise error("ERR_RMA_SYNC", "Start was called before, and not yet Complete")
-        body.accessed = accessed
+        body.epochs.start()
+        body.epochs.started = accessed
         for rank in accessed:
             completed(body.peers, receive(body.peers, rank, _POSTED))
 
     def Complete(self) -> None:
         body = self._known()
-        accessed, body.accessed = body.accessed, None
-        if accessed is None:
-            raise error("ERR_RMA_SYNC", "Start was not called")
-        for rank in accessed:
+        for rank in body.epochs.complete():
             send(body.peers, None, rank, _COMPLETED)
-
-    def _exposed(self) -> list[Receiving]:
-        ending = self._known().ending
-        if ending is None:
-            raise error("ERR_RMA_SYNC", "Post was not called")
-        return ending
 
     def Wait(self) -> bool:
         body = self._known()
-        ending = self._exposed()
-        body.ending = None
+        body.epochs.wait()
+        body.epochs.posted = False
+        ending, body.ending = body.ending, []
         for news in ending:
             completed(body.peers, news)
         return True
 
     def Test(self) -> bool:
-        return all(news.test() for news in self._exposed()) and self.Wait()
+        body = self._known()
+        body.epochs.wait()
+        return all(news.test() for news in body.ending) and self.Wait()
 
 
 Win.family = Win

@@ -49,7 +49,7 @@ def _message() -> list[Any]:
 
 class _Words:
     """Numbers in the memory of one rank, which all ranks read and change, each at once. Threads of a rank change them
-    at the same time, so that a change has no Lock, of which a rank can have but one.
+    at the same time, so that one Lock_all serves all changes: a rank can have but one Lock.
 
     comm   the ranks
     """
@@ -60,6 +60,7 @@ class _Words:
         self._dtype = np.dtype(dtype)
         size = self._dtype.itemsize
         self._win = MPI.Win.Allocate(size * count if comm.rank == root else 0, size, info, self.comm)
+        self._win.Lock_all()
         self._root = root
         self._closed = False
 
@@ -96,6 +97,7 @@ class _Words:
         if not self._closed:
             self._closed = True
             try:
+                self._win.Unlock_all()
                 self._win.Free()
             finally:
                 self.comm.Free()

@@ -240,6 +240,25 @@ def test_the_root_of_a_broadcast_has_a_copy_of_its_own(ranks: Run) -> None:
     assert ranks(2, body) == [[0.0] * 3] * 2
 
 
+class _Counted:
+    """Counts its pickles."""
+
+    made = 0
+
+    def __reduce__(self) -> Any:
+        type(self).made += 1
+        return _Counted, ()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["default", "pickler of the program"])
+def test_the_root_of_a_broadcast_pickles_once(ranks: Run, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if own:
+        monkeypatch.setattr(mpi().pickle, "is_default", False)
+    monkeypatch.setattr(_Counted, "made", 0)
+    found = ranks(2, lambda comm: type(comm.bcast(_Counted() if comm.rank == 0 else None)))
+    assert (found, _Counted.made) == ([_Counted] * 2, 1)
+
+
 @pytest.mark.parametrize("root", [True, np.bool_(True), np.uint8(1)])
 def test_what_counts_as_1_is_a_root(ranks: Run, root: Any) -> None:
     def body(comm: Any) -> Any:

@@ -67,6 +67,7 @@ def test_data_that_do_not_fit_their_target_are_refused_and_nothing_changes(ranks
         window = MPI.Win.Allocate(32, 8, comm=comm)
         memory = np.frombuffer(window.tomemory(), "d")
         memory[:] = 1
+        window.Fence()
         for call in (
             lambda: window.Accumulate(np.ones(1), 0, (0, 3, MPI.DOUBLE)),
             lambda: window.Accumulate(np.ones(3), 0, (0, 2, MPI.DOUBLE)),
@@ -105,6 +106,7 @@ def test_a_rank_that_polls_a_window_learns_that_another_one_has_given_up(call: s
             comm.peers.process.world.abort("enough")
             free(window)
             return True
+        window.Lock_all()
         one, before = np.ones(1, "i8"), np.empty(1, "i8")
         polls = {
             "Fetch_and_op": lambda: window.Fetch_and_op(one, before, 0, op=MPI.NO_OP),
@@ -169,6 +171,7 @@ def test_what_is_atomic_among_ranks_is_so_among_threads_of_one(
     def body(comm: Any) -> Any:
         MPI = mpi()
         window = MPI.Win.Allocate(8, 8, comm=comm)
+        window.Fence()
         file = MPI.File.Open(comm, tmp_path / "file", MPI.MODE_CREATE | MPI.MODE_RDWR)
         one, other = np.ones(1, "i8"), np.ones(1, "i8")
         calls = {
@@ -231,6 +234,7 @@ def test_pairs_are_replaced_and_fetched(ranks: Run, op: str, result: tuple[float
         memory[:] = (1, 2)
         before = np.zeros(2, datatype.dtype)
         given = np.full(2, np.array((5, 3), datatype.dtype))
+        window.Fence()
         window.Get_accumulate([given, 2, datatype], [before, 2, datatype], comm.rank, op=getattr(MPI, op))
         found = memory.tolist() == [result] * 2, before.tolist() == [(1, 2)] * 2
         del memory
@@ -464,6 +468,65 @@ def test_synchronization_of_a_window_that_does_not_fit_is_refused_and_nothing_ch
         return True
 
     assert ranks(2, body, "shm") == [True] * 2
+
+
+def test_access_outside_of_an_epoch_is_refused_and_nothing_changes(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        window, other = MPI.Win.Allocate(8, 8, comm=comm), 1 - comm.rank
+        one, word = np.ones(1), np.ones(1, "i8")
+        access = [
+            lambda rank=other: window.Put(one, rank),
+            lambda: window.Get(np.empty(1), other),
+            lambda: window.Accumulate(one, other),
+            lambda: window.Get_accumulate(one, np.empty(1), other),
+            lambda: window.Fetch_and_op(one, np.empty(1), other),
+            lambda: window.Compare_and_swap(word, word, np.empty(1, "i8"), other),
+            lambda: window.Rput(one, other),
+            lambda: window.Rget(np.empty(1), other),
+            lambda: window.Raccumulate(one, other),
+            lambda: window.Rget_accumulate(one, np.empty(1), other),
+        ]
+        flushes = [window.Flush_all, window.Flush_local_all, lambda: window.Flush(other)]
+        flushes.append(lambda: window.Flush_local(other))
+
+        def refused(*calls: Any) -> None:
+            for call in calls:
+                with pytest.raises(MPI.Exception) as caught:
+                    call()
+                assert caught.value.Get_error_class() == MPI.ERR_RMA_SYNC
+
+        everyone, alone = window.Get_group(), window.Get_group().Incl([comm.rank])
+        refused(*access, *flushes)
+        window.Fence()
+        refused(*flushes)
+        window.Lock(comm.rank)  # no epoch has begun, since there was no access
+        refused(*access, window.Fence, lambda: window.Start(alone), flushes[-1])
+        window.Flush(comm.rank)
+        window.Unlock(comm.rank)
+        refused(*access)
+        window.Post(alone)
+        refused(window.Fence)
+        window.Start(alone)
+        refused(*access, *flushes, window.Fence, lambda: window.Lock(other), window.Lock_all)
+        window.Put(one, comm.rank)
+        window.Complete()
+        window.Wait()
+        window.Fence()
+        window.Put(one, comm.rank)
+        refused(lambda: window.Lock(other), window.Lock_all, lambda: window.Start(everyone))
+        refused(lambda: window.Post(everyone))
+        window.Fence(MPI.MODE_NOSUCCEED)
+        refused(*access)
+        window.Lock_all()
+        refused(lambda: window.Unlock(other), window.Fence)
+        access[0]()
+        window.Unlock_all()
+        window.Put(None, MPI.PROC_NULL)
+        window.Free()
+        return True
+
+    assert ranks(2, body) == [True] * 2
 
 
 def test_a_window_needs_a_unit_and_ranks_that_have_a_part_of_it(ranks: Run) -> None:

@@ -116,6 +116,63 @@ def test_a_receive_can_be_cancelled(ranks: Run) -> None:
     assert ranks(2, body) == [(True, False)] * 2
 
 
+def test_an_operation_goes_on_after_its_request_is_freed(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        columns = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
+        got = [np.zeros(4) for _ in range(4)]
+        target = [[one, 1, columns] for one in got]
+        given, left = np.array([1.0, 2.0]), (comm.rank - 1) % comm.size
+        persistent = comm.Recv_init(target[1], left, 1)
+        persistent.Start()
+        comm.Isend(given, comm.rank, 2).Free()
+        requests = [comm.Irecv(target[0], left), persistent, comm.mprobe(comm.rank, 2).Irecv(target[2])]
+        requests.append(comm.Ibcast(target[3] if comm.rank else given))
+        for request in requests:
+            request.Free()
+        late = comm.irecv(source=left, tag=3)
+        late.free()
+        comm.Barrier()
+        for tag in range(2):
+            comm.Isend(given, (comm.rank + 1) % comm.size, tag).Free()
+        comm.isend("late", (comm.rank + 1) % comm.size, 3).Free()
+        return got, [bool(request) for request in (*requests, late)]
+
+    found = ranks(2, body)
+    for thread in threading.enumerate():
+        if thread.name == "ronde message with a callback":
+            thread.join(20)
+    for rank, (got, alive) in enumerate(found):
+        assert [one.tolist() for one in got[: 3 + rank]] == [[1.0, 0.0, 2.0, 0.0]] * (3 + rank)
+        assert alive == [False] * 5
+
+
+def test_a_generalized_request_tells_of_its_end_however_it_is_freed(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        MPI, told = mpi(), []
+
+        def new() -> Any:
+            told.append([])
+            return MPI.Grequest.Start(lambda status: told[-1].append("asked"), lambda: told[-1].append("freed"))
+
+        first = new()
+        first.Free()
+        assert told[-1] == []
+        first.Complete()
+        second = new()
+        second.Complete()
+        second.Free()
+        third = new()
+        third.Complete()
+        MPI.Request(third).Wait(MPI.Status())
+        for request in (first, second, third):
+            with pytest.raises(MPI.Exception, match="generalized"):
+                request.Complete()
+        return told
+
+    assert ranks(1, body) == [[["freed"], ["freed"], ["asked", "freed"]]]
+
+
 def test_matched_probes_take_the_message_that_they_found(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()

@@ -22,6 +22,9 @@ mpi4py.rc.finalize = True
 from mpi4py import MPI
 import mpi4py.util.pkl5
 assert mpi4py.__version__.split(".")[0] == "4"
+import importlib.metadata
+assert importlib.metadata.version("mpi4py") == mpi4py.__version__
+assert "mpi4py" in [found.name for found in importlib.metadata.distributions()]
 comm = MPI.COMM_WORLD
 total = comm.allreduce(comm.rank + 1)
 assert comm.gather(comm.rank) == (list(range(comm.size)) if comm.rank == 0 else None)
