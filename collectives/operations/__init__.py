@@ -10,7 +10,7 @@ from __future__ import annotations
 from collectives.operations.arguments import FOREVER, Arguments, check_list, check_timeout, dtype_name, shape_of
 from collectives.operations.call_queue import CallQueue
 from collectives.operations.call_turn import run_whole
-from collectives.operations.channel import MESSAGES, OWN_CHANNEL, Channel, Receipt
+from collectives.operations.channel import MESSAGES, OWN_CHANNEL, Channel
 from collectives.operations.clock_sync import compare_clocks
 from collectives.operations.envelope import ReceiveOptions, Status
 from collectives.operations.fusion import Buffer, array_sizes, bundles, reduce_together
@@ -59,7 +59,6 @@ __all__ = [
     "PlannedCalls",
     "PointToPoint",
     "Promise",
-    "Receipt",
     "ReceiveOptions",
     "Repeated",
     "RepeatingStarter",

@@ -137,7 +137,7 @@ class HostSpace:
         return Target(out, shape, dtype, like)
 
     def apart(self, source: Array, out: Any) -> Array:
-        if out is not None and np.may_share_memory(source, as_numpy(out, "out")):
+        if out is not None and np.may_share_memory(source, as_numpy(out, "out", records=True)):
             return source.copy()
         return source
 

@@ -66,6 +66,26 @@ def times(a: Array, b: Array) -> Array:
     return result
 
 
+def test_records_are_combined_in_place(three: World) -> None:
+    expected = list(accumulate((matrices(rank, 2) for rank in range(3)), times))
+
+    def program(comm: Communicator) -> bool:
+        before, scanned = (matrices(comm.rank, 2) for _ in range(2))
+        comm.exscan(before, MATMUL, out=before)
+        comm.scan(scanned, MATMUL, out=scanned)
+        parts = matrices(comm.rank, 3)
+        comm.reduce_scatter(parts, MATMUL, out=parts[comm.rank : comm.rank + 1])
+        total = [matrices(rank, 3) for rank in range(3)]
+        shares = reduce(times, total)
+        return bool(
+            (comm.rank == 0 or (before == expected[comm.rank - 1]).all())
+            and (scanned == expected[comm.rank]).all()
+            and parts[comm.rank] == shares[comm.rank]
+        )
+
+    assert three.run(program) == [True] * 3
+
+
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("transport", ALL)
 @pytest.mark.parametrize("count", [1, 7, 20_003])

@@ -240,6 +240,24 @@ def test_the_root_of_a_broadcast_has_a_copy_of_its_own(ranks: Run) -> None:
     assert ranks(2, body) == [[0.0] * 3] * 2
 
 
+def test_elements_of_derived_datatypes_are_scanned_in_place(ranks: Run) -> None:
+    def body(comm: Any) -> Any:
+        def multiply(a: Any, b: Any, _: Any) -> None:
+            result = np.frombuffer(b).reshape(-1, 2, 2)
+            result[:] = np.frombuffer(a).reshape(-1, 2, 2) @ result
+
+        MPI = mpi()
+        matrix, product = MPI.DOUBLE.Create_contiguous(4).Commit(), MPI.Op.Create(multiply)
+        before, own = np.array([[1.0, comm.rank], [1, 1]]), np.array([[1.0, comm.rank], [1, 1]])
+        comm.Exscan(MPI.IN_PLACE, [before, 1, matrix], product)
+        comm.Scan(MPI.IN_PLACE, [own, 1, matrix], product)
+        product.Free()
+        return before.tolist(), own.tolist()
+
+    first, second = [[1.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]]
+    assert ranks(2, body) == [(first, first), (first, second)]
+
+
 class _Counted:
     """Counts its pickles."""
 
