@@ -58,7 +58,8 @@ class _Finder(DistributionFinder):
     """Finds mpi4py and its modules in this room."""
 
     def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
-        if context is None or context.name is None or context.name.lower() == _NAME:
+        asked = DistributionFinder.Context() if context is None else context
+        if asked.path is sys.path and asked.name in (None, _NAME):  # not those of a folder
             yield _Distribution()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:

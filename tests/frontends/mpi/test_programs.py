@@ -25,6 +25,7 @@ assert mpi4py.__version__.split(".")[0] == "4"
 import importlib.metadata
 assert importlib.metadata.version("mpi4py") == mpi4py.__version__
 assert "mpi4py" in [found.name for found in importlib.metadata.distributions()]
+assert not list(importlib.metadata.distributions(path=["/nowhere"]))
 comm = MPI.COMM_WORLD
 total = comm.allreduce(comm.rank + 1)
 assert comm.gather(comm.rank) == (list(range(comm.size)) if comm.rank == 0 else None)
