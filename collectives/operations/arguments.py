@@ -87,7 +87,7 @@ class Arguments:
         rows = as_tuple(given, name) or ()
         if len(rows) != self.size or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in rows):
             raise ValueError(f"{name}={list(rows)!r}: must be {self.size} ints of at least 0, one for each rank")
-        return rows
+        return tuple(map(int, rows))  # NumPy's have other texts, and products that overflow
 
 
 def check_timeout(timeout: float | None) -> None:

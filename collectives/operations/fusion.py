@@ -112,12 +112,15 @@ class Buffer:
         self._window = self._memory = _NOTHING
 
 
-def reduce_together(parts: Sequence[Part], buffer: Buffer, deadline: float) -> None:
-    """Run one bundle. Raises as Executor.run."""
+def reduce_together(parts: Sequence[Part], buffer: Buffer, deadline: float, *, compares: bool = False) -> None:
+    """Run one bundle. Raises as Executor.run.
+
+    compares   the ranks have not compared the arrays' sizes before: the call does
+    """
     space = parts[0].reduction.space
     space.executor.ready(deadline)
     if len(parts) > 1:
-        space.quietly(_packed, parts, buffer, deadline)
+        space.quietly(_packed, parts, buffer, deadline, compares)
         return
     [(reduction, size, source, target)] = parts
     if source is None or target is None:
@@ -127,12 +130,14 @@ def reduce_together(parts: Sequence[Part], buffer: Buffer, deadline: float) -> N
     space.quietly(reduction.run, planned, source, target, deadline)
 
 
-def _packed(parts: Sequence[Part], buffer: Buffer, deadline: float) -> None:
+def _packed(parts: Sequence[Part], buffer: Buffer, deadline: float, compares: bool) -> None:
     reduction, space = parts[0].reduction, parts[0].reduction.space
-    total = sum(part.size for part in parts)
+    sizes = tuple(part.size for part in parts)
+    total = sum(sizes)
     work = buffer.take(total * reduction.width, reduction.dtype)
-    sizes = tuple(part.size for part in parts) if reduction.by_array else (total,)
-    planned = reduction.plan(reduction.call(sizes, in_place=True, offsets=space.offsets("allreduce", work, work)))
+    blocks = sizes if reduction.by_array else (total,)
+    call = reduction.call(blocks, in_place=True, offsets=space.offsets("allreduce", work, work))
+    planned = reduction.plan(call._replace(packed=sizes) if compares else call)
     sources = [part.source for part in parts if part.source is not None]
     if len(sources) == len(parts):
         reduction.load_together(planned, sources, work)

@@ -106,8 +106,12 @@ class Movement:
             self._gathering("allgather", x, None, None, rows, None, seconds, index=f"[{index}]")
             for index, (x, rows) in enumerate(zip(xs, stated, strict=True))
         ]
-        detail = tuple(part for job in jobs for part in job.signature[1:3])
-        signature = Signature("grouped_allgather", detail=(*detail, *self._space.detail))
+        signature = Signature(
+            "grouped_allgather",
+            tuple(name for job in jobs for name in job.signature.dtypes),
+            tuple(shape for job in jobs for shape in job.signature.shapes),
+            detail=self._space.detail,
+        )
 
         def run(deadline: float) -> list[Any]:
             return [job.run(deadline) for job in jobs]

@@ -109,7 +109,7 @@ class Reductions:
 
         def run(deadline: float) -> None:
             for group in self._groups(signature, parts):
-                reduce_together(group, self.buffer, deadline)
+                reduce_together(group, self.buffer, deadline, compares=True)
 
         together = Packable(parts, finish) if packable(signature) else None
         return FunctionJob(run, seconds, signature, together, lambda _: finish())

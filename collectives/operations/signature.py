@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple
 
 from collectives.arrays import ADASUM, OPS
+
+_SHOWN: Final = 3
+"""The most arrays that a description shows if there are more."""
 
 
 class Signature(NamedTuple):
@@ -44,11 +49,17 @@ class Signature(NamedTuple):
         reduces = self.kind in ("allreduce", "grouped_allreduce", "barrier") and not self.detail
         return reduces and (self.op is None or self.op in OPS)
 
-    def describe(self) -> str:
-        """Format the call for messages: 'allreduce(float32 (3, 4), op=sum, prescale=0.5)'."""
-        words = [f"{dtype} {shape}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
-        if len(words) > 3:
-            words[2:] = [f"... {len(self.dtypes)} arrays"]
+    def describe(self, places: Sequence[int] = ()) -> str:
+        """Format the call for messages: 'allreduce(float32 (3, 4), op=sum, prescale=0.5)'.
+
+        places   numbers of the arrays that matter, of many
+        """
+        arrays = [f"{dtype} {shape}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        words, chosen = arrays, list(range(len(arrays)))
+        if len(arrays) > _SHOWN:
+            chosen = [place for place in places if place < len(arrays)][:_SHOWN] or [0, 1]
+            words = [arrays[place] if not places else f"[{place}] {arrays[place]}" for place in chosen]
+            words.append(f"... {len(arrays)} arrays")
         for name in ("op", "root", "prescale", "postscale", "algorithm"):
             value = getattr(self, name)
             if value is not None:
@@ -56,10 +67,21 @@ class Signature(NamedTuple):
         if self.reproducible:
             words.append("reproducible")
         words += map(str, self.detail)
-        offsets = [f"{window}+{offset}" for pair in self.windows if pair for window, offset in pair[:1]]
+        pairs = [self.windows[place] for place in chosen if place < len(self.windows)]
+        offsets = [f"{window}+{offset}" for pair in pairs if pair for window, offset in pair[:1]]
         if offsets:
-            words.append(f"in windows {', '.join(offsets[:3])}")
+            words.append(f"in windows {', '.join(offsets)}")
         return f"{self.kind}({', '.join(words)})"
+
+
+def differing(signatures: Collection[Signature]) -> list[int]:
+    """Return the numbers of the arrays in which signatures differ, as far as all have them."""
+    columns = zip(*(_by_array(signature) for signature in signatures), strict=False)
+    return [place for place, column in enumerate(columns) if len(set(column)) > 1]
+
+
+def _by_array(signature: Signature) -> list[tuple[Any, ...]]:
+    return list(zip_longest(signature.dtypes, signature.shapes, signature.windows))
 
 
 def told(factor: float | None) -> float | str | None:

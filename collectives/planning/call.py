@@ -36,6 +36,7 @@ class Call(NamedTuple):
     shape      shape of x in a speculative call: it assumes that all ranks' x have it, and ends without effect if not
     within     description of the caller's operation, if the call is only a part of that
     windows    offsets of the arrays, if they lie in windows
+    packed     elements of the arrays that are packed together, where nothing but this call compares them
     """
 
     collective: str
@@ -50,6 +51,7 @@ class Call(NamedTuple):
     shape: tuple[int, ...] | None = None
     within: str = ""
     windows: WindowOffsets | None = None
+    packed: tuple[int, ...] = ()
 
     @property
     def op_name(self) -> str | None:
@@ -68,14 +70,14 @@ class Call(NamedTuple):
         if self.collective == "barrier":
             return "barrier()"
         words = [_text(self.dtype), f"{sum(count for count in self.blocks if count > 0)} elements"]
+        if self.packed:
+            words[-1] += f" in {len(self.packed)} arrays {_sizes(self.packed)}"
         if self.op is not None:
             words.append(f"op={self.op}")
         if self.uneven:
             words.append("of uneven parts")
         elif len(set(self.blocks)) > 1:
-            shown = len(self.blocks) <= _SHOWN
-            parts = " + ".join(map(str, self.blocks)) if shown else f"#{zlib.crc32(repr(self.blocks).encode()):08x}"
-            words.append(f"in {len(self.blocks)} parts {parts}")
+            words.append(f"in {len(self.blocks)} parts {_sizes(self.blocks)}")
         if spec.rooted:
             words.append(f"root={self.root}")
         if self.algorithm is not None:
@@ -86,6 +88,11 @@ class Call(NamedTuple):
             places = [f"{place.window}+{place.offset}" for place in self.windows if place is not None]
             words.append(f"in windows {', '.join(places)}")
         return f"{self.collective}({', '.join(words)})"
+
+
+def _sizes(parts: tuple[int, ...]) -> str:
+    shown = len(parts) <= _SHOWN
+    return " + ".join(map(str, parts)) if shown else f"#{zlib.crc32(repr(parts).encode()):08x}"
 
 
 @cache

@@ -108,10 +108,13 @@ class Library:
 
         return _begun(comm, "allgather", name, begin, lambda array: self.as_tensor(array, tensor))
 
-    def grouped_allgather(self, tensors: Sequence[Any], name: str | None, process_set: ProcessSet) -> Handle:
-        """`allgather` of several tensors as one operation; its result is a list."""
+    def grouped_allgather(
+        self, tensors: Sequence[Any], name: str | None, process_set: ProcessSet, argument: str = "tensors[{}]"
+    ) -> Handle:
+        """`allgather` of several tensors as one operation; its result is a list. `argument` names each by its
+        place."""
         comm, given = communicator_of(process_set), listed(tensors)
-        sources = [self.as_array(tensor, f"tensors[{index}]") for index, tensor in enumerate(given)]
+        sources = [self.as_array(tensor, argument.format(index)) for index, tensor in enumerate(given)]
 
         def begin(label: str) -> Any:
             return comm.grouped_allgather_async(sources, name=label)
@@ -164,21 +167,21 @@ class Library:
 
         return _begun(comm, "reducescatter", how.name, begin, lambda array: self.as_tensor(array, tensor))
 
-    def grouped_reducescatter(self, tensors: Sequence[Any], how: Reduction) -> Handles:
-        """`reducescatter` of several tensors; the result is a list."""
+    def grouped_reducescatter(self, tensors: Sequence[Any], how: Reduction, argument: str = "tensors[{}]") -> Handles:
+        """`reducescatter` of several tensors; the result is a list. `argument` names each by its place."""
         comm = communicator_of(how.process_set)
-        named = {f"tensors[{index}]": tensor for index, tensor in enumerate(listed(tensors))}
+        named = {argument.format(index): tensor for index, tensor in enumerate(listed(tensors))}
         check_linear(how.op, "reducescatter")
-        for argument, tensor in named.items():  # before any of them begins
-            source = self.as_array(tensor, argument)
+        for place, tensor in named.items():  # before any of them begins
+            source = self.as_array(tensor, place)
             check_op(how.op, source.dtype)
             if not source.ndim:
-                raise ValueError(f"{argument}: has no axis to split; it must have at least one dimension")
+                raise ValueError(f"{place}: has no axis to split; it must have at least one dimension")
         with naming(comm, "grouped_reducescatter", how.name) as label:
             return Handles(
                 [
-                    self.reducescatter(tensor, how._replace(name=f"{label}.{index}"), argument)
-                    for index, (argument, tensor) in enumerate(named.items())
+                    self.reducescatter(tensor, how._replace(name=f"{label}.{index}"), place)
+                    for index, (place, tensor) in enumerate(named.items())
                 ]
             )
 

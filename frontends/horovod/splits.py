@@ -36,7 +36,9 @@ def rows_for(
     if given is None:
         return [rows // size] * size
     found = list(given) if isinstance(given, Iterable) else [given]
-    if len(found) != size or not all(isinstance(one, Integral) and one >= 0 for one in found) or sum(found) != rows:
+    if all(isinstance(one, Integral) for one in found):
+        found = list(map(int, found))  # sums and products of NumPy's wrap
+    if len(found) != size or not all(isinstance(one, int) and one >= 0 for one in found) or sum(found) != rows:
         raise ValueError(
             f"{splits}={found}: must be {size} integers, one for each rank, 0 or more and {rows} together, "
             f"the rows of {tensor}"

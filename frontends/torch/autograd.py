@@ -86,9 +86,9 @@ class _CompressedAllreduce(torch.autograd.Function):  # type: ignore[misc]
 class _Allgather(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
+        ctx: Any, name: str | None, process_set: ProcessSet, argument: str, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        handle = ops.grouped_allgather_async(tensors, name, process_set)
+        handle = MOVING.grouped_allgather(tensors, name, process_set, argument)
         ctx.rows = [tensor.shape[0] if tensor.ndim else 1 for tensor in tensors]
         ctx.process_set = process_set
         return tuple(handle.synchronize())
@@ -101,7 +101,7 @@ class _Allgather(torch.autograd.Function):  # type: ignore[misc]
         table = ops.allgather_async(own, None, process_set).synchronize().reshape(-1, len(own))
         before = table[: process_set.rank()].sum(0).tolist()
         parts = zip(reduced, before, ctx.rows, strict=True)
-        return None, None, *(whole.narrow(0, start, rows) for whole, start, rows in parts)
+        return None, None, None, *(whole.narrow(0, start, rows) for whole, start, rows in parts)
 
 
 class _Broadcast(torch.autograd.Function):  # type: ignore[misc]
@@ -139,16 +139,19 @@ class _Alltoall(torch.autograd.Function):  # type: ignore[misc]
 
 class _Reducescatter(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, name: str | None, how: tuple[Any, ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.how = how
-        return tuple(ops.grouped_reducescatter_async(tensors, name, *how).synchronize())
+    def forward(
+        ctx: Any, name: str | None, how: tuple[Any, ...], argument: str, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.how = op, process_set, prescale, postscale = how
+        reduction = Reduction(op, name, prescale, postscale, process_set)
+        return tuple(LIBRARY.grouped_reducescatter(tensors, reduction, argument).synchronize())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         op, process_set, prescale, postscale = ctx.how
         factor = prescale * postscale * ((process_set.size() or 1) if op == Sum else 1)
-        gathered = _Allgather.apply(None, process_set, *gradients)
-        return None, None, *(part if factor == 1 else part * factor for part in gathered)
+        gathered = _Allgather.apply(None, process_set, "gradients[{}]", *gradients)
+        return None, None, None, *(part if factor == 1 else part * factor for part in gathered)
 
 
 def allreduce(
@@ -204,14 +207,14 @@ def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Concatenate the tensors of all ranks along the first dimension, which may differ."""
-    return grouped_allgather([tensor], name, process_set)[0]
+    return _Allgather.apply(name, process_set, "tensor", tensor)[0]
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """allgather of several tensors as one operation."""
-    return list(_Allgather.apply(name, process_set, *listed(tensors)))
+    return list(_Allgather.apply(name, process_set, "tensors[{}]", *listed(tensors)))
 
 
 def broadcast(
@@ -247,7 +250,8 @@ def reducescatter(
 ) -> torch.Tensor:
     """Reduce `tensor` over the ranks and return this rank's rows; lower ranks get the larger parts. Average and Sum
     only."""
-    return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
+    how = op, process_set, prescale_factor, postscale_factor
+    return _scattered([tensor], name, compression, how, "tensor")[0]
 
 
 def grouped_reducescatter(
@@ -260,7 +264,17 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """reducescatter of several tensors."""
-    compressed = [compression.compress(tensor) for tensor in listed(tensors)]
     how = op, process_set, prescale_factor, postscale_factor
-    reduced = _Reducescatter.apply(name, how, *(small for small, _ in compressed))
+    return _scattered(listed(tensors), name, compression, how, "tensors[{}]")
+
+
+def _scattered(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    compression: AnyCompression,
+    how: tuple[Any, ...],
+    argument: str,
+) -> list[torch.Tensor]:
+    compressed = [compression.compress(tensor) for tensor in tensors]
+    reduced = _Reducescatter.apply(name, how, argument, *(small for small, _ in compressed))
     return [compression.decompress(small, ctx) for small, (_, ctx) in zip(reduced, compressed, strict=True)]

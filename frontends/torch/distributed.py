@@ -33,7 +33,7 @@ from collectives import Work as Ours
 from collectives.compression import Compressor, State
 from collectives.endings import END_SECONDS, end_with_process
 from collectives.membership import terms_of
-from frontends.horovod import rows_for
+from frontends.horovod import listed, rows_for
 from frontends.torch import streams
 from frontends.torch.calls import collective, message
 from frontends.torch.described import Described
@@ -312,12 +312,16 @@ class ProcessGroup(Described):
     ) -> dist.Work:
         """Send rows of `input` to the ranks, and receive rows of `output` from them; equal parts without split sizes.
         Rows are moved as elements: those of input and output may have other shapes."""
-        going = rows_for(input.shape, input_split_sizes or None, self.size(), "input", "input_split_sizes")
-        coming = rows_for(output.shape, output_split_sizes or None, self.size(), "output", "output_split_sizes")
+        going = self._rows(input, input_split_sizes, "input")
+        coming = self._rows(output, output_split_sizes, "output")
         given = as_array(input, "input", moved=True).reshape(-1)
         target, finish = contiguous(output)
         options = {"out": flat(target, "output", moved=True), "expected": elements(output, coming)}
         return self._run("alltoall", opts, [output], finish, given, elements(input, going), **options)
+
+    def _rows(self, tensor: torch.Tensor, splits: Any, name: str) -> list[int]:
+        given = listed(splits, f"{name}_split_sizes", "integers")
+        return rows_for(tensor.shape, given or None, self.size(), name, f"{name}_split_sizes")
 
     @collective("gather", dist.GatherOptions, "root", "timeout", tensors=2)
     def gather(

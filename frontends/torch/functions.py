@@ -11,6 +11,7 @@ from collectives import ProcessSet, global_process_set
 from frontends.horovod import VALUE, Fact, agree, as_horovod, broadcast_made, communicator_of, root_in
 from frontends.torch import ops
 from frontends.torch.parameters import compare_order
+from frontends.torch.tensors import MOVING
 
 
 def broadcast_parameters(
@@ -21,7 +22,8 @@ def broadcast_parameters(
     params   model.state_dict(), model.named_parameters(), or a list of tensors. Values that are not tensors are ignored
 
     Raises ValueError for another type, such as a module, and on every rank if the ranks have other names or numbers of
-    tensors; HorovodInternalError if these differ in shape or type.
+    tensors, or one of them has a tensor that cannot be sent, such as a sparse one; HorovodInternalError if these differ
+    in shape or type.
     """
     pairs: list[tuple[str | None, Any]]
     if isinstance(params, torch.nn.Module):
@@ -36,13 +38,32 @@ def broadcast_parameters(
     if modules:
         raise ValueError(f"params: has modules ({', '.join(modules)}); give the state_dict() of the whole model")
     tensors = [(name, tensor) for name, tensor in pairs if isinstance(tensor, torch.Tensor)]
-    names = sorted(str(place if name is None else name) for place, (name, _) in enumerate(tensors))
+    named = {str(place if name is None else name): tensor for place, (name, tensor) in enumerate(tensors)}
+    obstacles = {name: _obstacle(tensor) for name, tensor in sorted(named.items())}
     with as_horovod():
-        agree(communicator_of(process_set), "parameters", [Fact(name, name, "", VALUE) for name in names])
+        facts = [
+            Fact(name, name, f"a form that cannot be sent ({text})" if text else "", VALUE)
+            for name, text in obstacles.items()
+        ]
+        agree(communicator_of(process_set), "parameters", facts)
+    for name, text in obstacles.items():
+        if text:
+            raise TypeError(f"params[{name!r}]: {text}")
     with torch.no_grad():
         handles = [ops.broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in tensors]
         for handle in handles:
             handle.synchronize()
+
+
+def _obstacle(tensor: torch.Tensor) -> str:
+    """Return the reason why a tensor cannot be broadcast, empty if it can."""
+    if torch.nn.parameter.is_lazy(tensor):
+        return "is not initialized yet; call the model once before"
+    try:
+        MOVING.writable(tensor, "")
+    except (TypeError, ValueError) as error:
+        return str(error).removeprefix(": ")
+    return ""
 
 
 def broadcast_optimizer_state(
@@ -67,7 +88,7 @@ def broadcast_optimizer_state(
     tensors: list[torch.Tensor] = []
 
     def make() -> Any:
-        return _outline(optimizer.state_dict(), tensors)
+        return _outline(optimizer.state_dict(), tensors, "optimizer.state_dict()")
 
     outline = broadcast_made(make, root_rank, "optimizer.outline", process_set)
     is_root = process_set.rank() == root_in(process_set, root_rank)
@@ -97,16 +118,18 @@ class _Tensor:
 _CONTAINERS: Final = (dict, list, tuple)
 
 
-def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _outline(value: Any, tensors: list[torch.Tensor], place: str) -> Any:
     """Return `value` with placeholders in place of its dense tensors, which are appended to the list. Others, such as
-    the momentum of sparse gradients, stay in it."""
+    the momentum of sparse gradients, stay in it. `place` is that of the value, for messages."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
-        tensors.append(value.detach().contiguous())
+        plain = value.detach().resolve_conj().resolve_neg().contiguous()
+        MOVING.as_array(plain, place)  # raises on the root, before others wait for the tensor
+        tensors.append(plain)
         return _Tensor(value)
     if isinstance(value, dict):
-        return {key: _outline(part, tensors) for key, part in value.items()}
+        return {key: _outline(part, tensors, f"{place}[{key!r}]") for key, part in value.items()}
     if type(value) in _CONTAINERS:
-        return type(value)(_outline(part, tensors) for part in value)
+        return type(value)(_outline(part, tensors, f"{place}[{key}]") for key, part in enumerate(value))
     return value
 
 

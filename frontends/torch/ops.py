@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from collectives import OpName, ProcessSet, global_process_set
+from collectives.arrays import type_name
 from frontends.horovod import (
     Average,
     Handle,
@@ -147,6 +148,9 @@ def sparse_allreduce_async(
     """
     check_linear(op, "allreduce of a sparse tensor")
     comm = communicator_of(process_set)
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
+        found = tensor.layout if isinstance(tensor, torch.Tensor) else type_name(tensor)
+        raise TypeError(f"tensor: must be a sparse COO tensor, not {found}")
     coalesced = tensor.coalesce()
     parts = [form_of(coalesced), coalesced.indices().t().contiguous(), coalesced.values()]
     with naming(comm, "sparse_allreduce", name) as label:

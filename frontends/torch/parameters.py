@@ -10,6 +10,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from collectives import ProcessSet
+from collectives.negotiation import NameInFlightError
 from frontends.horovod import Members, Union, allgather_object, communicator_of
 from frontends.torch.works import eager
 
@@ -90,10 +91,17 @@ class Roster:
         wishes   bits below 2**32; the ranks get those of all of them
 
         Raises ValueError on every rank, with the names of the parameters, if the ranks' optimizers have other ones, or
-        list unnamed ones in other orders; HorovodInternalError if a rank is lost.
+        list unnamed ones in other orders, and on this one while another optimizer of the process set does the same;
+        HorovodInternalError if a rank is lost.
         """
         doubt = _COMPARE if self._in_doubt else 0
-        united = self._members.unite(communicator_of(process_set), "optimizer", kinds, wishes | doubt)
+        try:
+            united = self._members.unite(communicator_of(process_set), "optimizer", kinds, wishes | doubt)
+        except NameInFlightError as error:
+            raise ValueError(
+                "optimizer: cannot combine its gradients while another DistributedOptimizer of the process set "
+                "combines its own, in another thread; let one thread step both, in the same order on all ranks"
+            ) from error
         if united.wishes & _COMPARE:
             self._compare(process_set)
         return united

@@ -257,6 +257,28 @@ def test_expected_rows_that_do_not_come_are_an_error_on_all_ranks(worlds: Worlds
     still_usable(world)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
+@pytest.mark.parametrize("name", [None, "rows"])
+def test_rows_of_numpy_are_those_of_python(two: World, dtype: type, name: str | None) -> None:
+    """One rank gives an array of few bytes, whose sums and products wrap, and the other one a list."""
+
+    def body(comm: Communicator) -> None:
+        def given(*rows: int) -> Any:
+            return np.array(rows, dtype) if comm.rank else list(rows)
+
+        x = np.arange(100.0 * (comm.rank + 1))[:120]
+        both = [*range(100), *range(120)]
+        assert comm.allgather_async(x, expected=given(100, 120), name=name).wait().tolist() == both
+        assert comm.allgather_async(x, expected=given(100, 120), agreed=True, name=name).wait().tolist() == both
+        [found] = comm.grouped_allgather_async([x], expected=[given(100, 120)], name=name).wait()
+        assert found.tolist() == both
+        assert comm.alltoall(np.arange(220.0), given(100, 120), expected=given(*[100 + 20 * comm.rank] * 2)).sum() > 0
+        assert comm.gather(x, np.int64(1), expected=given(100, 120)) is None or comm.rank == 1
+        assert comm.reduce_scatter(np.zeros((220, 9)), counts=given(100, 120)).shape == (100 + 20 * comm.rank, 9)
+
+    two.run(body)
+
+
 def test_expected_rows_must_be_numbers_for_each_rank(two: World) -> None:
     def body(comm: Communicator) -> None:
         for bad in ([1], [1, -1], [1, 1.5], [1, 2, 3]):

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from collectives.failure import mismatched_calls
@@ -133,7 +134,7 @@ def collectives_of(dtype: torch.dtype, rank: int, size: int) -> None:
         (full(99, 2 * size + 2), [2 * count for count in coming]),
         (full(99, 2, size + 1).t(), coming),
     ):
-        dist.all_to_all_single(other, full(rank, size + 1, 2), parts, rows)
+        dist.all_to_all_single(other, full(rank, size + 1, 2), np.array(parts, np.int8), tuple(rows))
         same(other.reshape(-1), whole.reshape(-1))
     outputs = [full(99) for _ in range(size)]
     dist.gather(full(rank), outputs if rank == 1 else None, dst=1)
@@ -650,6 +651,11 @@ def bad_arguments(path: str) -> None:
             dist.all_to_all_single(torch.ones(3), torch.ones(3), [3], [2, 1])
         with pytest.raises(ValueError, match=r"input_split_sizes=\[-1, 4\]: .* 3 together"):
             dist.all_to_all_single(torch.ones(3), torch.ones(3), [2, 1], [-1, 4])
+        for wrong in (5, "12", torch.tensor(3)):
+            with pytest.raises(TypeError, match=r"output_split_sizes=.*list of integers"):
+                dist.all_to_all_single(torch.ones(3), torch.ones(3), wrong, [2, 1])
+        with pytest.raises(ValueError, match=r"input_split_sizes=\[tensor.*2 integers"):
+            dist.all_to_all_single(torch.ones(3), torch.ones(3), [2, 1], torch.tensor([2, 1]))
         with pytest.raises(TypeError, match=r"input: .*torch.float64, .*torch.float32"):
             reduce_scatter_single(torch.ones(2), torch.ones(2 * size, dtype=torch.float64))
         with pytest.raises(ValueError, match=r"output_lists: .*\[1, 2\], .*2"):

@@ -143,3 +143,72 @@ def test_modules_are_not_broadcast_as_parameters() -> None:
 
 def test_broadcast_of_parameters_that_are_not_on_all_ranks(worlds: Worlds) -> None:
     worlds.get("local", 2).run(broadcast_others)
+
+
+def broadcast_unsendable(comm: Any) -> None:
+    """Tensors that one rank, or all, cannot send."""
+    for bad in (
+        torch.ones(2).to_sparse(),
+        torch.ones(2, device="meta"),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.nn.UninitializedParameter(),
+    ):
+        for rank in range(comm.size):
+            with pytest.raises(ValueError, match=rf"'b': .*rank {rank} .*cannot be sent"):
+                hvd.broadcast_parameters({"a": torch.ones(2), "b": bad if comm.rank == rank else torch.ones(2)}, 0)
+        with pytest.raises(TypeError, match=r"params\['b'\]: "):
+            hvd.broadcast_parameters({"a": torch.ones(2), "b": bad}, 0)
+    for value in (torch.ones(2, device="meta"), torch.empty(2, dtype=torch.float32).to_mkldnn()):
+        weight = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        if comm.rank == 0:
+            optimizer.state[weight]["of"] = [value]
+        with pytest.raises(Exception, match="rank 0"):
+            hvd.broadcast_optimizer_state(optimizer, 0)
+    optimizer.state[weight]["of"] = [torch.tensor([1j]).conj()]
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    assert optimizer.state[weight]["of"][0].tolist() == [-1j]
+    parameters = {"a": torch.full((2,), float(comm.rank))}
+    hvd.broadcast_parameters(parameters, 1)
+    assert parameters["a"].tolist() == [1, 1]
+
+
+def test_a_tensor_that_one_rank_cannot_send_is_an_error_on_all(worlds: Worlds) -> None:
+    worlds.get("local", 2).run(broadcast_unsendable)
+
+
+def step_in_two_threads(comm: Any) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    works = []
+
+    def begin_another() -> None:
+        works.append(comm.allreduce_async(0, "bor", name="agreement.optimizer"))
+
+    if comm.rank == 0:
+        begin_another()
+        with pytest.raises(ValueError, match="one thread"):
+            optimizer.step()
+    comm.barrier()
+    if comm.rank == 1:
+        begin_another()
+    works[0].wait(60)
+    (weight.sum() * (comm.rank + 1)).backward()
+    optimizer.step()
+    assert weight.tolist() == [-1.5, -1.5]
+
+
+def test_an_optimizer_that_steps_beside_another_says_what_to_do(worlds: Worlds) -> None:
+    worlds.get("local", 2).run(step_in_two_threads)
+
+
+@pytest.mark.parametrize(
+    "call", [hvd.allgather, hvd.reducescatter, lambda x: hvd.sparse_allreduce_async(x, "x", "sum")]
+)
+def test_a_call_of_one_tensor_names_that(worlds: Worlds, call: Any) -> None:
+    def body(comm: Any) -> None:
+        for wrong in ("x", None, [torch.ones(2)], torch.ones(2, device="meta")):
+            with pytest.raises(TypeError, match=r"^tensor: "):
+                call(wrong)
+
+    worlds.get("local", 2).run(body)

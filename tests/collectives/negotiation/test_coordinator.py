@@ -300,6 +300,36 @@ def test_mismatch_fails_one_name_on_all_ranks_with_a_table() -> None:
     assert all(rank.ran == ["good", "bad"] for rank in net.ranks)
 
 
+def grouped(*shapes: tuple[int, ...], kind: str = "grouped_allreduce") -> Signature:
+    return Signature(kind, ("float32",) * len(shapes), shapes)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rows"),
+    [
+        (grouped((4,), (4,)), grouped((4,), (5,)), ["(float32 (4,), float32 (4,))", "(float32 (4,), float32 (5,))"]),
+        (
+            grouped((1,), (2,), (3,), (4,)),
+            grouped((1,), (2,), (3,), (5,)),
+            ["([3] float32 (4,), ... 4 arrays)", "([3] float32 (5,), ... 4 arrays)"],
+        ),
+        (
+            grouped((1,), (2,), (3,), (4,), kind="grouped_allgather"),
+            grouped((1,), (2,), (3,), (4,), (5,), kind="grouped_allgather"),
+            ["(float32 (1,), float32 (2,), ... 4 arrays)", "(float32 (1,), float32 (2,), ... 5 arrays)"],
+        ),
+    ],
+)
+def test_a_mismatch_shows_the_arrays_that_differ(first: Signature, second: Signature, rows: list[str]) -> None:
+    net = Network(2)
+    net.submit(0, "bad", first)
+    net.submit(1, "bad", second)
+    net.deliver_all()
+    [failure] = net.ranks[0].failed
+    for rank, row in enumerate(rows):
+        assert f"rank {rank}: {first.kind}{row}" in failure.text
+
+
 @pytest.mark.parametrize(("first", "second"), [(SUM, OTHER), (OTHER, SUM)])
 def test_mismatch_between_cached_and_uncached_operations(first: Signature, second: Signature) -> None:
     net = Network(2)

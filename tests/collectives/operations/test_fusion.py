@@ -17,6 +17,7 @@ from collectives.execution.windows import Windows
 from collectives.operations.fusion import CACHED, LARGEST, WINDOW, Buffer, BundleItem, bundles
 from collectives.operations.signature import Signature
 from tests.worlds import World, Worlds, kept_plans, world_of
+from transports.errors import MismatchError
 from transports.onesided import NoRoom
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -278,3 +279,18 @@ def test_factors_that_are_nan_are_equal_on_all_ranks(worlds: Worlds, factor: str
             assert np.isnan(group.wait(30.0)).all()
 
     worlds.get("local", 2).run(body)
+
+
+@pytest.mark.parametrize("name", [None, "group"])
+def test_arrays_of_other_sizes_on_a_rank_are_no_group(name: str | None) -> None:
+    """2 + 3 elements and 3 + 2 are as many, and would be added to each other's."""
+
+    def body(comm: Any) -> None:
+        sizes = (1, 1, 2, 3) if comm.rank else (1, 1, 3, 2)
+        with pytest.raises(MismatchError, match="do not fit together") as raised:
+            comm.grouped_allreduce_async([np.ones(size) for size in sizes], name=name).wait(30.0)
+        for shown in ("[2] float64 (3,), [3]", "[2] float64 (2,), [3]") if name else ("1 + 3 + 2", "1 + 2 + 3"):
+            assert shown in str(raised.value)
+
+    with world_of("local", 2) as world:
+        world.run(body)
