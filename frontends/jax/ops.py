@@ -290,6 +290,8 @@ def _arrays(x: Any, otherwise: str = "") -> tuple[list[jax.Array], Any]:
             kind = f"{type(leaf).__name__} of {leaf.dtype}" if hasattr(leaf, "dtype") else type(leaf).__name__
             raise TypeError(f"{where}: must be an array or a number, not {kind}") from error
         _check_cut(leaf, array, where)
+        if array.dtype == jax.dtypes.float0:
+            raise TypeError(f"{where}: is a gradient of integers, of float0, which has no values; leave it out")
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):
             raise TypeError(f"{where}: arrays of {array.dtype} cannot be moved; convert a key by jax.random.key_data")
         if array.dtype.name in _PARTS:

@@ -324,11 +324,11 @@ class _Rank:
             loss = loss + weight * one
             with torch.no_grad():
                 values += [float(metric(output.detach(), label)) for metric in self._metrics.values()]
-        numbers = torch.tensor([float(loss.detach()), *values, 1.0], dtype=torch.float64) * rows
+        numbers = torch.tensor([float(loss.detach()), *values, 1.0], dtype=torch.float64, device="cpu") * rows
         return loss, numbers
 
     def _zeros(self) -> torch.Tensor:
-        return torch.zeros(len(self._names) + 1, dtype=torch.float64)
+        return torch.zeros(len(self._names) + 1, dtype=torch.float64, device="cpu")
 
     def _averages(self, total: torch.Tensor) -> dict[str, float]:
         sums = hvd.allreduce(total, op=hvd.Sum, name="estimator.averages")

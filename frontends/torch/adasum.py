@@ -51,7 +51,7 @@ class StepReduction:
         gradients = [parameter.grad for group in param_groups for parameter in group["params"]]
         values = [one._values() if one.is_sparse else one for one in gradients if one is not None]
         finite = all(bool(torch.isfinite(one).all()) for one in values)
-        infinite = torch.tensor([not finite])
+        infinite = torch.tensor([not finite], device="cpu")
         ops.allreduce_(infinite, name="adasum.infinite", op=Max, process_set=self._process_set)
         if finite and infinite.item() and values:
             values[0].detach().fill_(math.inf)

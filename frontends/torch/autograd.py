@@ -97,7 +97,7 @@ class _Allgather(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         process_set = ctx.process_set
         reduced = _GroupedAllreduce.apply(None, (Average, 1.0, 1.0, process_set), *gradients)
-        own = torch.tensor(ctx.rows)
+        own = torch.tensor(ctx.rows, device="cpu")
         table = ops.allgather_async(own, None, process_set).synchronize().reshape(-1, len(own))
         before = table[: process_set.rank()].sum(0).tolist()
         parts = zip(reduced, before, ctx.rows, strict=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from frontends.torch.tensors import as_array, as_tensor, bits_of, form_of, writable_array
+from frontends.torch.tensors import as_array, as_tensor, bits_of, form_of, sparse_sum, writable_array
 
 _OPS: Final = {
     dist.ReduceOp.RedOpType.SUM: "sum",
@@ -240,10 +240,10 @@ def sparse(tensor: torch.Tensor, opts: Any) -> tuple[list[Any], Callable[[list[A
 
     def finish(values: list[Any]) -> None:
         _, where, what = (as_tensor(array) for array in values[0])
-        total = torch.sparse_coo_tensor(where.t(), what, tensor.shape, check_invariants=True)
+        total = sparse_sum(where, what, tensor.shape)
         # the result of `detach` shares the values of a sparse tensor, but not their number
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-            tensor.copy_(total.coalesce())
+            tensor.copy_(total)
 
     return [as_array(form), as_array(mine.indices().t().contiguous()), as_array(mine.values())], finish
 

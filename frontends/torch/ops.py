@@ -24,7 +24,7 @@ from frontends.horovod import (
     listed,
     naming,
 )
-from frontends.torch.tensors import LIBRARY, MOVING, form_of
+from frontends.torch.tensors import LIBRARY, MOVING, form_of, sparse_sum
 
 __all__ = [
     "allgather_async",
@@ -160,7 +160,7 @@ def sparse_allreduce_async(
         _, where, what = gathered.synchronize()
         if op == Average:
             what = what / comm.size
-        return torch.sparse_coo_tensor(where.t(), what, coalesced.shape, check_invariants=True).coalesce()
+        return sparse_sum(where, what, coalesced.shape)
 
     return finish
 

@@ -498,7 +498,9 @@ class GradientReduction:
 
 def _empty_sparse(parameter: Parameter) -> torch.Tensor:
     """Return a sparse gradient without elements."""
-    rows = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+    device = parameter.device
+    rows = torch.empty((1, 0), dtype=torch.int64, device=device)
     dtype = gradient_dtype(parameter) or parameter.dtype
-    values = torch.empty((0, *parameter.shape[1:]), dtype=dtype, device=parameter.device)
-    return torch.sparse_coo_tensor(rows, values, parameter.shape, is_coalesced=True, check_invariants=True)
+    values = torch.empty((0, *parameter.shape[1:]), dtype=dtype, device=device)
+    kept = {"is_coalesced": True, "check_invariants": True}
+    return torch.sparse_coo_tensor(rows, values, parameter.shape, device=device, **kept)

@@ -120,6 +120,12 @@ def as_tensor(array: Any) -> torch.Tensor:
     return tensor if kind is None else tensor.view(kind)
 
 
+def sparse_sum(where: torch.Tensor, what: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return the coalesced sparse tensor of entries that are gathered from all ranks: `where` has a row for each."""
+    total = torch.sparse_coo_tensor(where.t(), what, shape, device=what.device, check_invariants=True)
+    return total.coalesce()
+
+
 def form_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without rows, whose allgather shows if a sparse tensor has the same shape on all ranks. It is on
     the device of the values, as all tensors of one operation must be."""

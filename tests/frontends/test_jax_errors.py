@@ -58,6 +58,7 @@ def mistakes(rank: int, size: int) -> None:
         ),
         (lambda: hvd.allreduce({"a": np.uint64(2**32)}), OverflowError, "x, leaf 0: .*uint32"),
         (lambda: hvd.allreduce(jax.random.key(0)), TypeError, "key_data"),
+        (lambda: hvd.allreduce(np.zeros(2, jax.dtypes.float0)), TypeError, "x: .*float0"),
         (lambda: hvd.allreduce(x, process_set=3), TypeError, "process_set=3"),
         (lambda: hvd.broadcast(x, 7), ValueError, "root_rank=7"),
         (lambda: hvd.reduce_scatter(x, op=hvd.Max), ValueError, "Average and Sum only"),

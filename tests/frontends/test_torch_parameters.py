@@ -212,3 +212,41 @@ def test_a_call_of_one_tensor_names_that(worlds: Worlds, call: Any) -> None:
                 call(wrong)
 
     worlds.get("local", 2).run(body)
+
+
+def with_another_default_device(comm: Any) -> None:
+    """Scripts call torch.set_default_device("cuda"), and have tensors on the CPU as well."""
+    x, one = torch.ones(2, requires_grad=True), torch.ones(2)
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    weight, rows = table.weight, torch.tensor([comm.rank])
+    layer = torch.nn.Linear(2, 1)
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0), module.named_parameters(name), op=op)
+        for module, name, op in ((table, "table", hvd.Sum), (layer, "layer", hvd.Adasum))
+    ]
+    with torch.device("meta"):
+        hvd.allgather(x).sum().backward()
+        assert x.grad.tolist() == [1, 1]
+        found = hvd.sparse_allreduce_async(one.to_sparse(), "sparse", hvd.Sum)()
+        assert found.to_dense().tolist() == [2, 2]
+        layer(one).sum().backward()
+        for alone in (False, True):
+            table.zero_grad()
+            if not (alone and comm.rank):
+                table(rows).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            assert weight.grad.to_dense().sum() == 2 * (2 - alone)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        layer.zero_grad()
+        scaler.scale(layer(one).sum()).backward()
+        scaler.step(optimizers[1])
+        state = hvd.elastic.TorchState(layer, x=one)
+        state.commit()
+        one.fill_(3)
+        state.restore()
+        assert state.x.tolist() == [1, 1]
+
+
+def test_the_default_device_of_the_program_does_not_matter(worlds: Worlds) -> None:
+    worlds.get("local", 2).run(with_another_default_device)

@@ -71,7 +71,7 @@ class _Tensors(Arrays):
         if key not in self._here:
             self._here[key] = storage.cpu()  # the same storage if it is here
             self._kept.append(storage)
-        return np.from_dlpack(torch.empty(0, dtype=torch.uint8).set_(self._here[key]))
+        return np.from_dlpack(torch.empty(0, dtype=torch.uint8, device="cpu").set_(self._here[key]))
 
 
 class ObjectState(horovod.ObjectState):
