@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ __all__ = [
     "explain",
     "in_order",
     "numberless",
+    "value_facts",
 ]
 
 MISSING: Final = 0
@@ -107,6 +108,15 @@ def begin_agreement(comm: Communicator, label: str) -> Callable[[Any, Sequence[F
 def in_order(names: Iterable[str]) -> list[Fact]:
     """Return facts with which `agree` raises ValueError only if ranks list the same names in different orders."""
     return [Fact(name, "", "", DENSE) for name in names]
+
+
+def value_facts(obstacles: Mapping[str, str]) -> list[Fact]:
+    """Return facts of values that are to be broadcast, by name; each with the reason why it cannot be sent, empty if it
+    can."""
+    return [
+        Fact(name, name, f"a form that cannot be sent ({text})" if text else "", VALUE)
+        for name, text in obstacles.items()
+    ]
 
 
 def explain(views: Sequence[Sequence[Fact]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import VALUE, Fact, agree, as_horovod, communicator_of, in_order, root_in
+from frontends.horovod import agree, as_horovod, communicator_of, in_order, root_in, value_facts
 from frontends.mxnet.library import mx
 from frontends.mxnet.tensors import LIBRARY
 
@@ -22,22 +22,27 @@ def broadcast_parameters(
              first forward pass
     prefix   of the names by which ranks match the parameters
 
-    Raises ValueError for another type or a bad root, and on every rank if the keys of a dict differ, or the names show
-    that ranks list the same parameters in different orders; RuntimeError for a parameter that is not initialized,
-    HorovodInternalError if the ranks' parameters differ in shape or type.
+    Raises ValueError for another type or a bad root, and on every rank if the keys of a dict differ, a value of one
+    rank cannot be sent, or the names show that ranks list the same parameters in different orders; RuntimeError for a
+    parameter that is not initialized, HorovodInternalError if the ranks' parameters differ in shape or type.
     """
     pairs: list[tuple[Any, Any]]
+    obstacles: dict[str, str] = {}
     if isinstance(params, mx.gluon.ParameterDict):
         pairs = list(enumerate(params.values()))
         facts = in_order(str(value.name) for _, value in pairs)
     elif isinstance(params, Mapping):
         pairs = sorted(params.items(), key=lambda pair: str(pair[0]))
-        facts = [Fact(str(key), str(key), "", VALUE) for key, _ in pairs]
+        obstacles = {str(key): _obstacle(value) for key, value in pairs}
+        facts = value_facts(obstacles)
     else:
         raise ValueError(f"params: must be a dict or a ParameterDict, not {type(params).__name__}")
     root_in(process_set, root_rank)
     with as_horovod():
         agree(communicator_of(process_set), "parameters", facts)
+    for key, text in obstacles.items():
+        if text:
+            raise TypeError(f"params[{key!r}]: {text}")
     waiting = []
     for key, value in pairs:
         name = f"{prefix or ''}{key}"
@@ -53,6 +58,17 @@ def broadcast_parameters(
     for arrays, handle in waiting:
         handle.synchronize()
         _copy_to_others(arrays)
+
+
+def _obstacle(value: Any) -> str:
+    """Return the reason why a value cannot be broadcast, empty if it can."""
+    if isinstance(value, mx.gluon.Parameter):
+        return ""
+    try:
+        LIBRARY.writable(value, "")
+    except (TypeError, ValueError) as error:
+        return str(error).removeprefix(": ")
+    return ""
 
 
 def _broadcast_when_initialized(parameter: Any, root_rank: int, name: str, process_set: ProcessSet) -> None:

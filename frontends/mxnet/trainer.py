@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import is_lossy
+from frontends.horovod import is_lossy, listed
 from frontends.mxnet.compression import AnyCompression, Compression
 from frontends.mxnet.gradients import GradientReduction
 from frontends.mxnet.library import mx
@@ -52,7 +52,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         self._reduction = GradientReduction(compression, gradient_predivide_factor, num_groups, process_set)
         self._prefix = prefix or ""
         # MXNet sorts parameters by their names, which count the blocks that a process has made: 9 is after 10
-        self._in_order = list(params.values() if isinstance(params, Mapping | mx.gluon.ParameterDict) else params)
+        given = params.values() if isinstance(params, Mapping | mx.gluon.ParameterDict) else params
+        self._in_order = listed(given, "params", "parameters")
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         if self._contexts is not None and len(self._contexts) > 1:
             raise ValueError(f"params: are on {self._contexts}; must be on one device, start a rank for each")

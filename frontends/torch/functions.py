@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import VALUE, Fact, agree, as_horovod, broadcast_made, communicator_of, root_in
+from frontends.horovod import VALUE, Fact, agree, as_horovod, broadcast_made, communicator_of, root_in, value_facts
 from frontends.torch import ops
 from frontends.torch.parameters import compare_order
 from frontends.torch.tensors import MOVING
@@ -41,11 +41,7 @@ def broadcast_parameters(
     named = {str(place if name is None else name): tensor for place, (name, tensor) in enumerate(tensors)}
     obstacles = {name: _obstacle(tensor) for name, tensor in sorted(named.items())}
     with as_horovod():
-        facts = [
-            Fact(name, name, f"a form that cannot be sent ({text})" if text else "", VALUE)
-            for name, text in obstacles.items()
-        ]
-        agree(communicator_of(process_set), "parameters", facts)
+        agree(communicator_of(process_set), "parameters", value_facts(obstacles))
     for name, text in obstacles.items():
         if text:
             raise TypeError(f"params[{name!r}]: {text}")

@@ -163,6 +163,10 @@ def beginnings(hvd: Any, mx: Any) -> None:
     same(net.weight.data(), np.full((2, 3), rank))
     with pytest.raises(ValueError, match=r"'c': rank 0 .*not"):
         hvd.broadcast_parameters({"a": mx.nd.ones((2,)), "c" if rank else "b": mx.nd.ones((2,))})
+    with pytest.raises(ValueError, match=r"'a': .*rank 1 .*cannot be sent"):
+        hvd.broadcast_parameters({"a": 5 if rank == 1 else mx.nd.ones((2,))})
+    with pytest.raises(TypeError, match=r"params\['a'\]: .*NDArray"):
+        hvd.broadcast_parameters({"a": 5})
 
 
 def stale_gradients(hvd: Any, mx: Any) -> None:
@@ -214,6 +218,7 @@ def errors(hvd: Any, mx: Any) -> None:
         (lambda: hvd.broadcast_parameters([x]), ValueError, "params: .*dict"),
         (lambda: hvd.DistributedOptimizer("sgd"), TypeError, "optimizer='sgd'"),
         (lambda: hvd.DistributedTrainer({}, "sgd", num_groups=-1), ValueError, "num_groups=-1"),
+        (lambda: hvd.DistributedTrainer(5, "sgd"), TypeError, "params=5"),
         (
             lambda: hvd.DistributedTrainer({}, "sgd", gradient_predivide_factor=0),
             ValueError,
