@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from collectives.negotiation.messages import JOIN, Announcement, Answer, Failure, bits, ranks_text
 from collectives.negotiation.response_cache import ResponseCache
-from collectives.operations import Signature, differing
+from collectives.operations import Signature
 from transports.errors import ClosedError, DeadlineExceeded, MismatchError, RondeError
 
 
@@ -271,7 +271,7 @@ class Coordinator:
         for rank, signature in sorted(signatures.items()):
             ranks_of[signature] = ranks_of.get(signature, 0) | 1 << rank
         if len(ranks_of) > 1:
-            places = differing(ranks_of)
+            places = Signature.differing(ranks_of)
             rows = [f"{self._text(ranks)}: {signature.describe(places)}" for signature, ranks in ranks_of.items()]
             table = "\n  ".join(rows)
             return self._failure(

@@ -20,7 +20,7 @@ from collectives.operations.objects import Pickler, decode, encode
 from collectives.operations.persistent import Persistent
 from collectives.operations.planned_call import ArrayJob, PlannedCalls
 from collectives.operations.point_to_point import HostAccess, PointToPoint
-from collectives.operations.signature import Signature, differing
+from collectives.operations.signature import Signature
 from collectives.operations.space import HostSpace, Space
 from collectives.operations.start import (
     MAKE_JOB,
@@ -75,7 +75,6 @@ __all__ = [
     "check_timeout",
     "compare_clocks",
     "decode",
-    "differing",
     "dtype_name",
     "encode",
     "reduce_together",

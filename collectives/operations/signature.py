@@ -73,15 +73,14 @@ class Signature(NamedTuple):
             words.append(f"in windows {', '.join(offsets)}")
         return f"{self.kind}({', '.join(words)})"
 
+    @staticmethod
+    def differing(signatures: Collection[Signature]) -> list[int]:
+        """Return the numbers of the arrays in which signatures differ, as far as all have them."""
+        columns = zip(*(signature._arrays() for signature in signatures), strict=False)
+        return [place for place, column in enumerate(columns) if len(set(column)) > 1]
 
-def differing(signatures: Collection[Signature]) -> list[int]:
-    """Return the numbers of the arrays in which signatures differ, as far as all have them."""
-    columns = zip(*(_by_array(signature) for signature in signatures), strict=False)
-    return [place for place, column in enumerate(columns) if len(set(column)) > 1]
-
-
-def _by_array(signature: Signature) -> list[tuple[Any, ...]]:
-    return list(zip_longest(signature.dtypes, signature.shapes, signature.windows))
+    def _arrays(self) -> list[tuple[Any, ...]]:
+        return list(zip_longest(self.dtypes, self.shapes, self.windows))
 
 
 def told(factor: float | None) -> float | str | None:
