@@ -201,7 +201,8 @@ class Link:
                 self._write()
 
     def watch(self, patience: float = 0.0) -> None:
-        """From now on, silence of the other end closes the link. `patience`: seconds that it may be silent first."""
+        """From now on, silence of the other end closes the link. `patience`: seconds that it may be silent until its
+        next message."""
         self.watched = True
         self._heard = time.monotonic() + patience
 
@@ -246,7 +247,8 @@ class Link:
         if not data:
             self.close("the connection has ended")
             return
-        self._heard = max(self._heard, time.monotonic())  # a sign from before `watch` does not end the patience
+        now = time.monotonic()
+        self._heard = max(self._heard, now)  # a sign of life from before `watch` does not end its patience
         try:
             messages = self._decoder.feed(data)
         except ValueError as error:
@@ -254,6 +256,7 @@ class Link:
             return
         for message in messages:
             if message[0] != "beat" and self.closed is None:
+                self._heard = now
                 self._handle(message)
 
     def _write(self) -> None:

@@ -136,16 +136,21 @@ def test_a_process_that_was_stopped_itself_has_heard_no_silence() -> None:
         assert links.got[0] == [["last", 1]]
 
 
-def test_a_sign_that_was_on_its_way_does_not_end_the_patience_with_a_busy_agent() -> None:
+def test_the_patience_with_a_busy_agent_ends_with_its_next_message_not_with_a_sign_that_was_on_its_way() -> None:
     with pair(limit=0.01) as links:
         links.a.watched = False
-        links.b.send("last", 1)
+        links.b.send("beat")
         links.a.watch(patience=60.0)
+        links.turn(links.a)
+        time.sleep(0.02)
+        links.a.tick()
+        assert links.a.closed is None
+        links.b.send("started", 0, 1)
         while not links.got[0]:
             links.turn(links.a)
         time.sleep(0.02)
         links.a.tick()
-        assert links.a.closed is None
+        assert links.a.silent
 
 
 def test_what_was_sent_before_the_end_arrives() -> None:
