@@ -83,16 +83,13 @@ class AbortSignal:
 
     def raise_abort(self, cause: RondeError) -> None:
         """Abort, and tell all ranks the cause. A later abort has no effect: the first cause wins."""
-        self._raise_abort(cause, self._causes)
-
-    def _raise_abort(self, cause: RondeError, causes: Causes) -> None:
         if isinstance(self._transport.failure, ForkedError):
             return
         self._abort(cause)
         earlier = self._transport.failure
         if earlier is not None and not isinstance(earlier, _CONSEQUENCES):
             cause = earlier  # the transport has sent it to its peers already
-        causes.publish(cause)
+        self._causes.publish(cause)
 
     def resolve(self, error: RondeError, patience: float = _CAUSE_SECONDS) -> RondeError:
         """Find the root cause of `error`, and abort with it; returns the cause, the same on every rank.
@@ -101,29 +98,27 @@ class AbortSignal:
 
         If several ranks miss a peer at once, the first report becomes the cause.
         """
-        return self._resolve(error, patience, self._causes)
-
-    def resolve_again(self, error: RondeError) -> None:
-        """`resolve` for an error of a call of this rank: the store may not have answered the call in time, but answer
-        now. So the other ranks learn it."""
-        self._resolve(error, _CAUSE_SECONDS, Causes(self._transport.group.store))
-
-    def _resolve(self, error: RondeError, patience: float, causes: Causes) -> RondeError:
         failure = self._transport.failure
         if isinstance(failure, ForkedError):
             return failure
         if not isinstance(error, _CONSEQUENCES):
-            self._raise_abort(error, causes)
+            self.raise_abort(error)
             return error
         if isinstance(error, ConnectError):  # the other rank has given up for a cause that it may be looking for still
             patience += 2 * _CAUSE_SECONDS
-        known = causes.fetch(patience)
-        first = known is None and causes.publish(error)
+        known = self._causes.fetch(patience)
+        first = known is None and self._causes.publish(error)
         if known is None and not first:
-            known = causes.fetch(_CAUSE_SECONDS)
+            known = self._causes.fetch(_CAUSE_SECONDS)
         cause = error if known is None else known
         self._abort(cause)
         return cause
+
+    def resolve_again(self, error: RondeError) -> None:
+        """`resolve` for an error of a call of this rank: the store may not have answered the call in time, but answer
+        now. So the other ranks learn it."""
+        self._causes = Causes(self._transport.group.store)
+        self.resolve(error)
 
     def fail(self, error: RondeError, context: str) -> RondeError:
         """Resolve and abort for a call that failed with `error`; returns the error for the call to raise.

@@ -56,7 +56,7 @@ class Expressions:
         self.runs: list[tuple[int, int] | None] = [(leaf // elements % size,) * 2 for leaf in leaves]
         """The first and the last rank of a value that combines successive ranks in rank order; None for others."""
         self.marks = [0] * len(leaves)
-        """What is true of the combination that gives a value."""
+        """The marks that are true of the combination that gives a value."""
         self._known: dict[tuple[int, int], int] = {}
 
     def combine(self, a: int, b: int) -> int:

@@ -29,12 +29,12 @@ __all__ = [
     "Members",
     "Union",
     "agree",
+    "agree_on_values",
     "begin_agreement",
     "begin_digests",
     "explain",
     "in_order",
     "numberless",
-    "value_facts",
 ]
 
 MISSING: Final = 0
@@ -110,13 +110,18 @@ def in_order(names: Iterable[str]) -> list[Fact]:
     return [Fact(name, "", "", DENSE) for name in names]
 
 
-def value_facts(obstacles: Mapping[str, str]) -> list[Fact]:
-    """Return facts of values that are to be broadcast, by name; each with the reason why it cannot be sent, empty if it
-    can."""
-    return [
-        Fact(name, name, f"a form that cannot be sent ({text})" if text else "", VALUE)
-        for name, text in obstacles.items()
-    ]
+def agree_on_values(comm: Communicator, label: str, obstacles: Mapping[str, str], argument: str) -> None:
+    """Return if all ranks have values of equal names, and each can broadcast its own. Collective.
+
+    obstacles   by name: the reason why a value cannot be broadcast, empty if it can
+
+    Raises as `agree`; TypeError, with the argument, if no rank can broadcast a value.
+    """
+    forms = {name: f"a form that cannot be sent ({text})" if text else "" for name, text in obstacles.items()}
+    agree(comm, label, [Fact(name, name, form, VALUE) for name, form in forms.items()])
+    for name, text in obstacles.items():
+        if text:
+            raise TypeError(f"{argument}[{name!r}]: {text}")
 
 
 def explain(views: Sequence[Sequence[Fact]]) -> str:

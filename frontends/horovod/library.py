@@ -58,6 +58,14 @@ class Library:
     as_tensor: Callable[[Any, Any], Any]
     empty_like: Callable[[Any, str], Any]
 
+    def obstacle(self, tensor: Any) -> str:
+        """Return the reason why a tensor cannot be broadcast, empty if it can."""
+        try:
+            self.writable(tensor, "")
+        except (TypeError, ValueError) as error:
+            return str(error).removeprefix(": ")
+        return ""
+
     def allreduce(self, tensor: Any, output: Any, how: Reduction) -> Handle:
         """Begin to reduce a tensor."""
         comm = communicator_of(how.process_set)

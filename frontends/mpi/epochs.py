@@ -44,10 +44,8 @@ class Epochs:
     def fence(self, assertion: int) -> None:
         """`Fence`."""
         self._check_unlocked()
-        if self.started is not None:
-            raise _wrong("Start was called before, and not yet Complete")
-        if self.posted:
-            raise _wrong("Post was called before, and not yet Wait")
+        self._check_not_started()
+        self._check_not_posted()
         self._fenced, self._used = not assertion & MODE_NOSUCCEED, False
 
     def lock(self, rank: int) -> None:
@@ -88,8 +86,7 @@ class Epochs:
     def post(self) -> None:
         """`Post`."""
         self._check_unused()
-        if self.posted:
-            raise _wrong("Post was called before, and not yet Wait")
+        self._check_not_posted()
 
     def wait(self) -> None:
         """`Wait` or `Test`."""
@@ -98,13 +95,20 @@ class Epochs:
 
     def _begin_access(self) -> None:
         self._check_unused()
+        self._check_not_started()
         self._fenced = False
-        if self.started is not None:
-            raise _wrong("Start was called before, and not yet Complete")
 
     def _check_unused(self) -> None:
         if self._used:
             raise _wrong("there was access since the last Fence: another one ends it")
+
+    def _check_not_started(self) -> None:
+        if self.started is not None:
+            raise _wrong("Start was called before, and not yet Complete")
+
+    def _check_not_posted(self) -> None:
+        if self.posted:
+            raise _wrong("Post was called before, and not yet Wait")
 
     def _check_unlocked(self) -> None:
         if self.held:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import agree, as_horovod, communicator_of, in_order, root_in, value_facts
+from frontends.horovod import agree, agree_on_values, as_horovod, communicator_of, in_order, root_in
 from frontends.mxnet.library import mx
 from frontends.mxnet.tensors import LIBRARY
 
@@ -27,22 +27,20 @@ def broadcast_parameters(
     parameter that is not initialized, HorovodInternalError if the ranks' parameters differ in shape or type.
     """
     pairs: list[tuple[Any, Any]]
-    obstacles: dict[str, str] = {}
-    if isinstance(params, mx.gluon.ParameterDict):
+    by_position = isinstance(params, mx.gluon.ParameterDict)
+    if by_position:
         pairs = list(enumerate(params.values()))
-        facts = in_order(str(value.name) for _, value in pairs)
     elif isinstance(params, Mapping):
         pairs = sorted(params.items(), key=lambda pair: str(pair[0]))
-        obstacles = {str(key): _obstacle(value) for key, value in pairs}
-        facts = value_facts(obstacles)
     else:
         raise ValueError(f"params: must be a dict or a ParameterDict, not {type(params).__name__}")
     root_in(process_set, root_rank)
+    comm = communicator_of(process_set)
     with as_horovod():
-        agree(communicator_of(process_set), "parameters", facts)
-    for key, text in obstacles.items():
-        if text:
-            raise TypeError(f"params[{key!r}]: {text}")
+        if by_position:
+            agree(comm, "parameters", in_order(str(value.name) for _, value in pairs))
+        else:
+            agree_on_values(comm, "parameters", {str(key): _obstacle(value) for key, value in pairs}, "params")
     waiting = []
     for key, value in pairs:
         name = f"{prefix or ''}{key}"
@@ -62,13 +60,7 @@ def broadcast_parameters(
 
 def _obstacle(value: Any) -> str:
     """Return the reason why a value cannot be broadcast, empty if it can."""
-    if isinstance(value, mx.gluon.Parameter):
-        return ""
-    try:
-        LIBRARY.writable(value, "")
-    except (TypeError, ValueError) as error:
-        return str(error).removeprefix(": ")
-    return ""
+    return "" if isinstance(value, mx.gluon.Parameter) else LIBRARY.obstacle(value)
 
 
 def _broadcast_when_initialized(parameter: Any, root_rank: int, name: str, process_set: ProcessSet) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from collectives import ProcessSet, global_process_set
-from frontends.horovod import VALUE, Fact, agree, as_horovod, broadcast_made, communicator_of, root_in, value_facts
+from frontends.horovod import VALUE, Fact, agree, agree_on_values, as_horovod, broadcast_made, communicator_of, root_in
 from frontends.torch import ops
 from frontends.torch.parameters import compare_order
 from frontends.torch.tensors import MOVING
@@ -41,10 +41,7 @@ def broadcast_parameters(
     named = {str(place if name is None else name): tensor for place, (name, tensor) in enumerate(tensors)}
     obstacles = {name: _obstacle(tensor) for name, tensor in sorted(named.items())}
     with as_horovod():
-        agree(communicator_of(process_set), "parameters", value_facts(obstacles))
-    for name, text in obstacles.items():
-        if text:
-            raise TypeError(f"params[{name!r}]: {text}")
+        agree_on_values(communicator_of(process_set), "parameters", obstacles, "params")
     with torch.no_grad():
         handles = [ops.broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in tensors]
         for handle in handles:
@@ -55,11 +52,7 @@ def _obstacle(tensor: torch.Tensor) -> str:
     """Return the reason why a tensor cannot be broadcast, empty if it can."""
     if torch.nn.parameter.is_lazy(tensor):
         return "is not initialized yet; call the model once before"
-    try:
-        MOVING.writable(tensor, "")
-    except (TypeError, ValueError) as error:
-        return str(error).removeprefix(": ")
-    return ""
+    return MOVING.obstacle(tensor)
 
 
 def broadcast_optimizer_state(
