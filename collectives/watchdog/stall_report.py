@@ -30,8 +30,9 @@ from transports.store import Store
 
 COLLECT_SECONDS: Final = 2.0
 """Time for the ranks to answer the questions of a stall report."""
-EXPLAIN_SECONDS: Final = 0.3
-"""Time for all answers of a wait chain together."""
+EXPLAIN_SECONDS: Final = 1.0
+"""Time for all answers of a wait chain together. The last rank asked is taken for the culprit if it is late, which a rank
+on busy cores can be."""
 _MOST_QUESTIONS: Final = 64
 """Number of unanswered questions that a rank still answers; older ones are dropped."""
 
