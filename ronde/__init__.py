@@ -98,8 +98,8 @@ def _check_packages() -> None:
     for name in ("collectives", "frontends", "transports"):
         spec = importlib.util.find_spec(name)
         found = "nothing" if spec is None else spec.origin or "a folder without an __init__.py"
-        own = os.path.join(home, name, "__init__.py")
-        if spec is None or spec.origin is None or not os.path.samefile(spec.origin, own):
+        own = os.path.realpath(os.path.join(home, name))  # in an archive, too, where there are no files
+        if spec is None or spec.origin is None or os.path.realpath(os.path.dirname(spec.origin)) != own:
             raise ImportError(
                 f"Ronde, in {home}, needs its package {name!r}, but Python finds {found} first: rename that, or start "
                 f"the program from another folder (python -P leaves out the folder of the program)"

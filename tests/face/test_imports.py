@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import compileall
 import importlib
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +46,21 @@ def test_modules_are_found_as_attributes() -> None:
     assert {*FRAMEWORKS, "numpy", "compression", "allreduce", "run"} <= set(dir(ronde))
     with pytest.raises(AttributeError, match=r"'ronde' .*'caffe'"):
         ronde.caffe  # noqa: B018
+
+
+@pytest.mark.processes
+def test_it_is_imported_from_an_archive_and_from_bytecode_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "some folder"
+    for package in ("ronde", "collectives", "frontends", "transports"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    archive = shutil.make_archive(str(tmp_path / "all"), "zip", folder)
+    assert compileall.compile_dir(folder, quiet=1, legacy=True)
+    for path in folder.rglob("*.py"):
+        path.unlink()
+    for place in (archive, str(folder)):
+        script = f"import sys; sys.path.insert(0, {place!r}); import ronde; print(ronde.__file__, ronde.size)"
+        done = python(script)
+        assert done.stdout.startswith(f"{place}{os.sep}ronde"), done.stderr
 
 
 @pytest.mark.processes
