@@ -113,7 +113,7 @@ def output_folder(text: str) -> Path:
 def identity_file(text: str) -> str:
     """The path of a private key for ssh, for argparse: ssh itself would go on without a file that is not there. It may
     begin with ~, and have ssh's tokens such as %d."""
-    if "%" not in text and not Path(text).expanduser().is_file():
+    if "%" not in text and not os.path.isfile(os.path.expanduser(text)):
         raise argparse.ArgumentTypeError(f"{text!r}: there is no such file")
     return text
 

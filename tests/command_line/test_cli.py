@@ -262,6 +262,7 @@ def test_an_unknown_option_is_reported_by_its_command(
         (["--min-np", "1", "-p", "2222"], "--ssh-port 2222: is for hosts that are named or found, such as -H"),
         (["--nodes", "2", "-p", "2222"], "--nodes starts this node alone: give it without -H, --hostfile, --ssh-port"),
         (["-H", "h1", "-i", "no/key"], "-i/--ssh-identity-file: 'no/key': there is no such file"),
+        (["-H", "h1", "-i", "~no-user/key"], "-i/--ssh-identity-file: '~no-user/key': there is no such file"),
         (["-i", __file__], f"--ssh-identity-file {__file__}: is for -H or --hostfile; give it as well"),
     ],
 )
@@ -327,6 +328,8 @@ def test_options_on_hosts_need_hosts(words: list[str], capsys: pytest.CaptureFix
         (["--every", "0"], "--every: '0': must be a number of seconds, more than 0"),
         (["--metrics", "--once"], "--metrics: serves until Ctrl-C; give it without --once"),
         (["--web", "--stack", "0"], "--web: serves until Ctrl-C; give it without --stack"),
+        (["--list", "--json"], "--list: prints text; give it without --json"),
+        (["--stack", "x"], "--stack: 'x': must be an integer, 0 or more"),
         (["--into", "records"], "--into records: is for --save; give it as well"),
         (["--save", "--into", "."], "--into: '.': is there already; it must be a new folder"),
         (["--web", "--address", "0.0.0.0"], "--address 0.0.0.0: is for --metrics; give it as well"),

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from frontends.command_line.arguments import add_ssh, check_ssh, check_use, interval, new_folder, port
+from frontends.command_line.arguments import add_ssh, check_ssh, check_use, interval, new_folder, port, whole
 from frontends.command_line.top.keys import Keys, keys, usable
 from frontends.command_line.top.sources import Here, Source
 from frontends.needs import needs
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="list the jobs of this user with ranks on this host")
     parser.add_argument("--once", action="store_true", help="print the figures once")
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each look, and no table")
-    parser.add_argument("--stack", type=int, metavar="RANK", help="print the Python stack of a rank")
+    parser.add_argument("--stack", type=whole, metavar="RANK", help="print the Python stack of a rank")
     parser.add_argument("--save", action="store_true", help="save the records of all ranks, for `ronde why`")
     parser.add_argument(
         "--into",
@@ -83,16 +83,20 @@ def main(args: argparse.Namespace) -> int:
     check_use(args, "--address", args.address, "--metrics", args.metrics)
     check_use(args, "--listen", args.listen, "--web or --metrics", args.web or args.metrics)
     check_ssh(args, "-H", args.host is not None)
+    given = {"once": args.once, "json": args.json, "save": args.save, "stack": args.stack is not None}
+    for option, does, chosen in (
+        ("--list", "prints text", args.list),
+        ("--web", "serves until Ctrl-C", args.web),
+        ("--metrics", "serves until Ctrl-C", args.metrics),
+    ):
+        for name in (name for name in given if chosen and given[name]):
+            args.parser.error(f"{option}: {does}; give it without --{name}")
     if args.list:
         if args.host is not None:
             raise ConfigError(f"--list: lists the jobs of this host; give it without -H {args.host}")
         sys.stdout.write("".join(f"{job.describe()}\n" for job in jobs()))
         return 0
     if args.web or args.metrics:
-        given = {"once": args.once, "json": args.json, "save": args.save, "stack": args.stack is not None}
-        for name in (name for name in given if given[name]):
-            served = "--web" if args.web else "--metrics"
-            args.parser.error(f"{served}: serves until Ctrl-C; give it without --{name}")
         return _serve(args)
     live = not (args.once or args.json or args.save or args.stack is not None) and usable()
     if live or not (args.json or args.save or args.stack is not None):
