@@ -84,8 +84,8 @@ def _number(low: float, high: float, *, whole: bool) -> Any:
     def read(value: object) -> float:
         kinds = (int,) if whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-            what = "a whole number" if whole else "a number"
-            raise ValueError(f"must be {what}, {low:g} to {high:g}")
+            allowed = f"a whole number, {low:.0f} to {high:.0f}" if whole else f"a number, {low:g} to {high:g}"
+            raise ValueError(f"must be {allowed}")
         return value
 
     return read

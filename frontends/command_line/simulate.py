@@ -222,7 +222,7 @@ def _head(collective: str, compares: bool) -> str:
 def _line(collective: str, found: Prediction, other: Prediction | None) -> str:
     algbw = found.nbytes / found.seconds / 1e9 if found.seconds else 0.0
     busbw = algbw * bus_factor(collective, found.ranks)
-    text = f"{found.ranks:>8}{found.nbytes:>12}{found.seconds * 1e6:>12.1f}{algbw:>9.2f}{busbw:>9.2f}"
+    text = f"{found.ranks:>8} {found.nbytes:>11} {found.seconds * 1e6:>11.1f} {algbw:>8.2f} {busbw:>8.2f}"
     text += f"  {_name(found):<22}{found.bottleneck:<12}{found.engine:<8}"
     if other is not None:
         ratio = other.seconds / found.seconds if found.seconds else 1.0

@@ -31,6 +31,12 @@ def test_times_of_several_sizes_and_ranks(capsys: pytest.CaptureFixture[str], tm
     assert rows[5][-1] in ("vector", "exact")
 
 
+def test_columns_of_large_numbers_are_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "alltoall", "--ranks", "16", "--size", "1T"]) == 0
+    ranks, size, *_, engine = capsys.readouterr().out.splitlines()[-1].split()
+    assert (ranks, size, engine) == ("16", str(16 * -(-(1 << 40) // 16)), "exact")
+
+
 def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["simulate", "--ranks", "8", "--size", "64M", "--algorithm", "ring"]
     assert main([*words, "--what-if", "nic=50Gbit"]) == 0
@@ -87,6 +93,9 @@ def test_bad_command_lines(words: list[str], text: str, capsys: pytest.CaptureFi
 def test_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["simulate", "--topology", str(tmp_path / "missing.toml")]) == 2
     assert "missing.toml" in capsys.readouterr().err
+    (tmp_path / "bad.toml").write_text("[[hosts]]\ncount = -1\n")
+    assert main(["simulate", "--topology", str(tmp_path / "bad.toml")]) == 2
+    assert "count=-1: must be a whole number, 1 to 1048576" in capsys.readouterr().err
     words = ["simulate", "--ranks", "4", "--size", "1K"]
     for option in ("--rules", "--timeline"):
         with pytest.raises(SystemExit) as ended:
