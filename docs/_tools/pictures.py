@@ -168,7 +168,7 @@ def calls() -> str:
 
 
 def measured(name: str) -> Any:
-    """The newest table of this name that `benchmarks/compare.py` has made."""
+    """The table of this name that `benchmarks/compare.py` made on Zen 4 (docs/performance.md)."""
     return json.loads((RESULTS / f"compare-{name}.json").read_text("utf-8"))
 
 
