@@ -1187,7 +1187,7 @@ class Communicator(AsynchronousCalls):
         timeout  seconds that the call may take; by default the setting `timeout`
 
         Ranks can map each other's memory on one host, over a transport with shared memory. Elsewhere the array is an
-        ordinary one.
+        ordinary one: nothing is communicated, and the sizes are not compared.
 
         Such arrays are several times as fast from a few KiB on, since nothing is staged: for allreduce from one to
         another (or in place), for allgather into one, for reduce_scatter and alltoall from one. All ranks must give

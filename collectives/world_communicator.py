@@ -67,7 +67,8 @@ PROCESS_WORLD: Final = ProcessWorld()
 
 
 def is_initialized() -> bool:
-    """True between `init` and `shutdown`. False in a forked child of a rank, until that calls `init` itself."""
+    """True between `init` and `shutdown`, and in a `world_scope`. False in a forked child of a rank, until that calls
+    `init` itself."""
     return _thread_world.get() is not None or PROCESS_WORLD.communicator is not None
 
 
@@ -104,8 +105,11 @@ def shutdown(timeout: float | None = None) -> None:
     timeout  seconds for that; by default the setting `timeout`
 
     Raises DeadlineExceeded if they do not end in time; everything is released all the same. A second call does nothing.
-    Raises ValueError for a bad timeout, with nothing done.
+    Raises ValueError for a bad timeout, with nothing done. In a `world_scope` it does nothing: the world there belongs
+    to the one who made it, as `run` does for ranks that are threads.
     """
     check_timeout(timeout)
+    if _thread_world.get() is not None:
+        return
     with PROCESS_WORLD.lock:
         PROCESS_WORLD.close(timeout)

@@ -586,7 +586,8 @@ def check_file(words: Sequence[str]) -> None:
     """Raise ConfigError if the program is a file of Python that is not there, before all ranks say so."""
     name = next((word for word in words if word != "--"), "")
     if name.endswith(".py") and not Path(name).is_file():
-        raise ConfigError(f"{name}: there is no such file in {folder_here()}")
+        place = "" if Path(name).is_absolute() else f" in {folder_here()}"
+        raise ConfigError(f"{name}: there is no such file{place}")
 
 
 def as_variables(settings: Sequence[tuple[str, str]]) -> Mapping[str, str]:

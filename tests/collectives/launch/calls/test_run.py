@@ -399,6 +399,20 @@ def test_arguments_of_numpy() -> None:
     assert ronde.run(lambda a, b: a + b, 1, numpy.array([3, 4]), transport="local") == [7]
 
 
+def test_shutdown_in_a_rank_that_is_a_thread_leaves_the_world_of_the_process() -> None:
+    def program() -> tuple[bool, int]:
+        ronde.init()
+        ronde.shutdown()
+        return ronde.is_initialized(), ronde.init().size
+
+    ronde.init(rank=0, size=1, store="memory:")
+    try:
+        assert run(program, 2, transport="local") == [(True, 2)] * 2
+        assert ronde.is_initialized()
+    finally:
+        ronde.shutdown()
+
+
 def test_a_daemon_of_multiprocessing_is_told_what_else_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     with pytest.raises(RuntimeError, match=r"run: .*daemon"):
