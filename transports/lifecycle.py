@@ -126,16 +126,17 @@ class Lifecycle:
         return AbortedError(f"{self._group.describe(self.rank)} {did}: {described(error)}", rank=self.rank)
 
     def left(self, peer: int) -> PeerLost:
-        """The error of a wait for a peer that has closed, by a call or at the normal end of its process."""
+        """The error of a wait for a peer that has closed, by a call or at the end of its program."""
         text = f"{self._group.describe(peer)} closed its transport while rank {self.rank} was waiting for it"
-        return PeerLost(f"{text}: it ended normally", rank=self.rank, peer=peer)
+        return PeerLost(f"{text}: its program ended, or called shutdown or close", rank=self.rank, peer=peer)
 
     def all_left(self, sources: Iterable[int]) -> PeerLost:
         """The error of a receive from any of `sources` after all of them but this rank have closed."""
         peers = sorted(set(sources) - {self.rank})
         names = self._group.describe_all(peers)
         text = f"{names} closed, and no other rank can send the frame that rank {self.rank} was waiting for"
-        text += ": it ended normally" if len(peers) == 1 else ": they ended normally"
+        text += ": its program" if len(peers) == 1 else ": their programs"
+        text += " ended, or called shutdown or close"
         return PeerLost(text, rank=self.rank, peer=peers[0] if len(peers) == 1 else None)
 
     def after_fork(self) -> None:

@@ -328,7 +328,8 @@ class Engine:
             self._end(JOIN, answer.last)
         if answer.ended:
             with self._lock:
-                text = f"{self._transport.group.describe(self._ranks[0])} was closed: it ended normally"
+                text = f"{self._transport.group.describe(self._ranks[0])} was closed: its program ended, or called "
+                text += "shutdown or close"
                 self._refusal = ClosedError(text, rank=self._transport.rank, peer=self._ranks[0])
 
     def _items(self, decision: Decision) -> list[BatchItem]:

@@ -46,7 +46,7 @@ _MOST_LINES: Final = 32
 """Ranks up to which each has a line; beyond it ranks in the same call share one."""
 _WORDS: Final = {
     Failure.KILLED: "was killed: its process ended without closing",
-    Failure.LEFT: "has closed its world while others needed it: it ended normally",
+    Failure.LEFT: "has closed its world while others needed it: its program ended, or called shutdown or close",
     Failure.STOPPED: "is stopped, or does not answer",
     Failure.ABORTED: "aborted: its program raised an exception or called abort",
     Failure.ABSENT: "lives and does not come to the call",
