@@ -329,7 +329,6 @@ def test_options_on_hosts_need_hosts(words: list[str], capsys: pytest.CaptureFix
         (["--metrics", "--once"], "--metrics: serves until Ctrl-C; give it without --once"),
         (["--web", "--stack", "0"], "--web: serves until Ctrl-C; give it without --stack"),
         (["--list", "--json"], "--list: prints text; give it without --json"),
-        (["--stack", "x"], "--stack: 'x': must be an integer, 0 or more"),
         (["--into", "records"], "--into records: is for --save; give it as well"),
         (["--save", "--into", "."], "--into: '.': is there already; it must be a new folder"),
         (["--web", "--address", "0.0.0.0"], "--address 0.0.0.0: is for --metrics; give it as well"),

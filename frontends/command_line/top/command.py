@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from frontends.command_line.arguments import add_ssh, check_ssh, check_use, interval, new_folder, port, whole
+from frontends.command_line.arguments import add_ssh, check_ssh, check_use, interval, new_folder, port
 from frontends.command_line.top.keys import Keys, keys, usable
 from frontends.command_line.top.sources import Here, Source
 from frontends.needs import needs
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="list the jobs of this user with ranks on this host")
     parser.add_argument("--once", action="store_true", help="print the figures once")
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each look, and no table")
-    parser.add_argument("--stack", type=whole, metavar="RANK", help="print the Python stack of a rank")
+    parser.add_argument("--stack", type=int, metavar="RANK", help="print the Python stack of a rank")
     parser.add_argument("--save", action="store_true", help="save the records of all ranks, for `ronde why`")
     parser.add_argument(
         "--into",
