@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -106,6 +107,13 @@ class ProcessRanks:
             raise RuntimeError(
                 "run: this process is a daemon of multiprocessing, such as a worker of a Pool, and may start no "
                 "processes; use concurrent.futures.ProcessPoolExecutor, or transport='local'"
+            )
+        main = sys.modules["__main__"]
+        program = getattr(main, "__file__", None)
+        if program is not None and getattr(main, "__spec__", None) is None and not os.path.exists(program):
+            raise RuntimeError(
+                f"run: each rank loads this program again, and its file {program!r} does not exist; start it from a "
+                "file or by python -c, or use transport='local'"
             )
         context = multiprocessing.get_context("spawn")
         secret = new_secret()

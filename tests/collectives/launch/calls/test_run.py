@@ -372,6 +372,15 @@ def test_notebook_shows_the_output_of_the_ranks() -> None:
     assert sorted(lines[:-1]) == [f"[rank {rank}] {text}" for rank in (0, 1) for text in ("C code", "half", "hello")]
 
 
+@pytest.mark.processes
+def test_a_program_without_a_file_cannot_be_loaded_by_the_ranks() -> None:
+    program = "import collectives\ncollectives.run(len, 2, args=('xyz',))"
+    done = subprocess.run(
+        [sys.executable], input=program, capture_output=True, text=True, timeout=BOUND, env=environment(), check=False
+    )
+    assert "its file '<stdin>' does not exist" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
