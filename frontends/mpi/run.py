@@ -67,7 +67,7 @@ def run_program(arguments: list[str], name: str) -> dict[str, object]:
     sys.argv[:] = arguments
     if not sys.flags.safe_path:
         sys.path[0] = str(Path(kind).resolve().parent)  # the script finds the modules beside it
-    return runpy.run_path(kind, run_name=name)
+    return runpy.run_path(str(Path(kind).absolute()), run_name=name)  # as Python does: it may change the folder
 
 
 def _set(text: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -27,17 +28,17 @@ def main(words: Sequence[str]) -> None:
     """
     match words:
         case ["-m", module, *rest]:
-            path, run = module, runpy.run_module
+            path, run = module, partial(runpy.run_module, module, alter_sys=True)
         case [path, *rest] if not path.startswith("-"):
             if not sys.flags.safe_path:
                 sys.path[0] = str(Path(path).resolve().parent)
-            run = runpy.run_path  # type: ignore[assignment]
+            run = partial(runpy.run_path, str(Path(path).absolute()))  # as Python does: it may change the folder
         case _:
             sys.exit("usage: python -m ronde.torch.with_group SCRIPT [ARGUMENT...], or -m MODULE [ARGUMENT...]")
     sys.argv = [path, *rest]
     dist.init_process_group(BACKEND)
     try:
-        run(path, run_name="__main__")
+        run(run_name="__main__")
     except BaseException as error:
         if not (isinstance(error, SystemExit) and not error.code) and dist.is_initialized():
             dist.group.WORLD.abort()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -38,10 +39,15 @@ def test_hugging_face(library: str, first: str) -> None:
 
 
 SCRIPT = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
+class Point: ...
 x = torch.ones(2)
 dist.all_reduce(x)
-sys.stdout.write(f"{dist.get_backend()} {sys.argv[1:]} {x.tolist()} {__name__}" + chr(10))
+points = [None, None]
+dist.all_gather_object(points, Point())
+os.chdir("/")
+right = isinstance(points[0], Point) and os.path.exists(__file__)
+sys.stdout.write(f"{dist.get_backend()} {sys.argv[1:]} {x.tolist()} {__name__} {right}" + chr(10))
 if "fail" in sys.argv and dist.get_rank() == 1:
     raise ValueError("on purpose")
 if "fail" in sys.argv:
@@ -52,10 +58,10 @@ if "fail" in sys.argv:
 def test_a_script_runs_with_a_group_made_before(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    text = output(*TORCHRUN, 2, *GROUP, script, "--option", "3")
-    assert text.count("ronde ['--option', '3'] [2.0, 2.0] __main__") == 2, text
+    text = output(*TORCHRUN, 2, *GROUP, os.path.relpath(script, ROOT), "--option", "3")
+    assert text.count("ronde ['--option', '3'] [2.0, 2.0] __main__ True") == 2, text
     text = output(*TORCHRUN, 2, *GROUP, "-m", "script", "4", PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert text.count("ronde ['4'] [2.0, 2.0] __main__") == 2, text
+    assert text.count("ronde ['4'] [2.0, 2.0] __main__ True") == 2, text
 
 
 def test_a_script_that_fails_ends_all_ranks(tmp_path: Path) -> None:

@@ -241,10 +241,13 @@ def test_a_script_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "script.py").write_text("from beside_the_script import value")
     monkeypatch.setattr(sys, "path", ["elsewhere", *sys.path[1:]])
     monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.chdir(tmp_path)
     try:
-        assert run_program([str(tmp_path / "script.py"), "word"], "__main__")["value"] == 7
+        names = run_program(["script.py", "word"], "__main__")
+        assert names["value"] == 7
+        assert names["__file__"] == str(tmp_path / "script.py")  # it may change the folder, and find itself again
         assert sys.path[0] == str(tmp_path)
-        assert sys.argv == [str(tmp_path / "script.py"), "word"]
+        assert sys.argv == ["script.py", "word"]
     finally:
         sys.modules.pop("beside_the_script", None)
 
