@@ -9,6 +9,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import collectives
@@ -61,13 +62,22 @@ def run_program(arguments: list[str], name: str) -> dict[str, object]:
         sys.argv[:] = [rest[0] if kind == "-m" else "-c", *rest[1:]]
         if kind == "-m":
             return runpy.run_module(rest[0], run_name=name, alter_sys=True)
-        names: dict[str, object] = {"__name__": name}
-        exec(compile(rest[0], "<command>", "exec"), names)
-        return names
+        return _run_command(rest[0], ModuleType(name))
     sys.argv[:] = arguments
     if not sys.flags.safe_path:
         sys.path[0] = str(Path(kind).resolve().parent)  # the script finds the modules beside it
     return runpy.run_path(str(Path(kind).absolute()), run_name=name)  # as Python does: it may change the folder
+
+
+def _run_command(text: str, module: ModuleType) -> dict[str, object]:
+    """Run a text as a module, which pickles of its functions and classes find meanwhile; its names."""
+    before = sys.modules[module.__name__]
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(text, "<command>", "exec"), module.__dict__)
+    finally:
+        sys.modules[module.__name__] = before
+    return module.__dict__
 
 
 def _set(text: str) -> None:

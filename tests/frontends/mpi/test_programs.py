@@ -252,6 +252,14 @@ def test_a_script_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytes
         sys.modules.pop("beside_the_script", None)
 
 
+def test_objects_of_the_classes_of_a_command_are_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    main_module = sys.modules["__main__"]
+    text = "import pickle\nclass Point: ...\nfound = isinstance(pickle.loads(pickle.dumps(Point())), Point)"
+    assert run_program(["-c", text], "__main__")["found"]
+    assert sys.modules["__main__"] is main_module
+
+
 def test_executors_on_the_other_ranks(tmp_path: Path) -> None:
     told = run(tmp_path, POOL, "-np", "3", sys.executable, "-m", "ronde.mpi.futures")
     assert told.splitlines() == [
