@@ -100,6 +100,7 @@ def check_not_taken(launch: Launch, env: Env) -> None:
     if place == f"{launch.rank} {launch.mark}" and process != str(os.getpid()):
         raise ConfigError(
             f"{launch.seen}: rank {launch.rank} is process {process} already, which has started this one (pid "
-            f"{os.getpid()}); for a world of its own, give init rank=0, size=1 and store='memory:', or start the "
-            f"process with RONDE_LAUNCHER=none"
+            f"{os.getpid()}); if multiprocessing imports the program here again, call init under "
+            f"if __name__ == '__main__'; for a world of its own, give init rank=0, size=1 and store='memory:', or "
+            f"start the process with RONDE_LAUNCHER=none"
         )

@@ -427,7 +427,7 @@ def test_rank_is_taken_by_one_process() -> None:
     release = mark_as_rank(launch, env)
     check_not_taken(launch, env)
     inherited = env | {"RONDE_RANK_PROCESS": env["RONDE_RANK_PROCESS"].replace(str(os.getpid()), "1")}
-    with pytest.raises(ConfigError, match=r"SLURM_PROCID=5, .*: rank 5 .*process 1\b.*RONDE_LAUNCHER=none"):
+    with pytest.raises(ConfigError, match=r"SLURM_PROCID=5, .*: rank 5 .*process 1\b.*__main__.*RONDE_LAUNCHER=none"):
         check_not_taken(launch, inherited)
     check_not_taken(found(inherited | {"SLURM_STEP_ID": "1"}), inherited)  # a step that the rank has started
     release()
