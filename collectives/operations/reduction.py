@@ -98,6 +98,7 @@ class Reduction:
             self._algorithm,
             self._reproducible,
             windows=offsets,
+            given=None if self.dtype == self.given else self.given,
         )
 
     def plan(self, call: Call) -> Any:

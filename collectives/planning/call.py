@@ -37,6 +37,7 @@ class Call(NamedTuple):
     within     description of the caller's operation, if the call is only a part of that
     windows    offsets of the arrays, if they lie in windows
     packed     elements of the arrays that are packed together, where nothing but this call compares them
+    given      dtype of the caller's arrays, if another one is exchanged, in which arrays of several dtypes look alike
     """
 
     collective: str
@@ -52,6 +53,7 @@ class Call(NamedTuple):
     within: str = ""
     windows: WindowOffsets | None = None
     packed: tuple[int, ...] = ()
+    given: np.dtype[Any] | None = None
 
     @property
     def op_name(self) -> str | None:
@@ -69,7 +71,8 @@ class Call(NamedTuple):
         spec = SPECS[self.collective]
         if self.collective == "barrier":
             return "barrier()"
-        words = [_text(self.dtype), f"{sum(count for count in self.blocks if count > 0)} elements"]
+        dtype = _text(self.dtype) if self.given is None else f"{_text(self.given)} as {_text(self.dtype)}"
+        words = [dtype, f"{sum(count for count in self.blocks if count > 0)} elements"]
         if self.packed:
             words[-1] += f" in {len(self.packed)} arrays {_sizes(self.packed)}"
         if self.op is not None:

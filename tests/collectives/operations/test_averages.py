@@ -18,6 +18,7 @@ from collectives.algorithms import algorithms
 from collectives.compression import BF16, FP16, Compressor, Int8, PowerSGD, TopK, Uncompressed
 from collectives.jit import obstacle
 from tests.worlds import Worlds
+from transports.errors import MismatchError
 
 Array = np.ndarray[Any, Any]
 
@@ -177,6 +178,31 @@ def test_factors_are_applied_around_an_average(worlds: Worlds, size: int) -> Non
 
     for results in worlds.get("local", size).run(body):
         assert all(result.all() for result in results)
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "options"),
+    [
+        (np.ones(6, np.int8), np.full(6, 300, np.int16), {"op": "average"}),
+        (np.ones(3, np.int64), np.ones(6, np.int32), {"op": "average"}),  # both are exchanged as six numbers of 64 bits
+        (np.ones(6, np.float16), np.ones(6, np.float32), {"op": "average"}),
+        (np.ones(6, np.float16), np.ones(6, ml_dtypes.bfloat16), {"op": "sum", "reproducible": True}),
+    ],
+    ids=lambda value: value.dtype.name if isinstance(value, np.ndarray) else value["op"],
+)
+@pytest.mark.parametrize("name", ["allreduce", "reduce", "reduce_scatter", "grouped_allreduce"])
+def test_dtypes_that_are_exchanged_alike_are_a_mismatch(
+    worlds: Worlds, name: str, mine: Array, others: Array, options: dict[str, Any]
+) -> None:
+    def body(comm: Communicator) -> None:
+        x: Any = mine if comm.rank == 0 else others
+        given = [x, x] if name == "grouped_allreduce" else x
+        with pytest.raises(MismatchError, match="do not fit together") as raised:
+            getattr(comm, name)(given, **options)
+        for shown in (mine.dtype, others.dtype):
+            assert f"({shown}" in str(raised.value)
+
+    worlds.get("local", 3).run(body)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
