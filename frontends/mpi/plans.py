@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from collectives import MismatchError
 from frontends.mpi.blocks import Block, Blocks
+from frontends.mpi.errors import failure
+from frontends.mpi.memory import Bytes
 from frontends.mpi.operations import INTERNAL, Awaited, Ended, Operation, Receiving, Sending, Several, completed
 from frontends.mpi.peers import Peers
 from frontends.mpi.repeats import Call
@@ -98,7 +102,7 @@ class Exchange(Plan):
         parts: list[Operation] = []
         for rank, block, slot in self._receives:
             target, scatter = block.target()
-            parts.append(Receiving(self._peers, target, scatter, rank, _FIRST + slot))
+            parts.append(Receiving(self._peers, target, partial(_place, rank, target, scatter), rank, _FIRST + slot))
         for rank, block, slot in self._sends:
             parts.append(Sending(self._peers, block.read(), rank, _FIRST + slot))
         finish = self._finish
@@ -107,6 +111,15 @@ class Exchange(Plan):
             return None if finish is None else finish()
 
         return Several(parts, end)
+
+
+def _place(rank: int, target: Bytes, scatter: Callable[[Bytes], None] | None, data: Bytes) -> None:
+    """Put the data of a rank in their places. Raises MPI's Exception for fewer than are expected."""
+    if len(data) != len(target):
+        text = f"rank {rank} sends {len(data)} bytes, {len(target)} are received: must be equally many"
+        raise failure(MismatchError(text))
+    if scatter is not None:
+        scatter(data)
 
 
 _FIRST = INTERNAL + 16

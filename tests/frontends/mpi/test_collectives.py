@@ -440,6 +440,29 @@ def test_two_groups(ranks: Run) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["Allreduce", "Iallreduce", "Allgather", "Neighbor_allgather"])
+def test_a_message_shorter_than_its_place_is_an_error(ranks: Run, name: str) -> None:
+    """A reduction took what was in memory for the numbers that did not come."""
+
+    def body(comm: Any) -> Any:
+        MPI = mpi()
+        two = comm.Split(comm.rank).Create_intercomm(0, comm, 1 - comm.rank)
+        if name.startswith("Neighbor"):
+            two = comm.Create_dist_graph_adjacent([1 - comm.rank], [1 - comm.rank])
+        sent, received = (np.ones(2), np.zeros(2)) if comm.rank == 0 else (np.ones(2), np.zeros(3))
+        try:
+            request = getattr(two, name)(sent, received)
+            if request is not None:
+                request.Wait()
+        except MPI.Exception as error:
+            return error.Get_error_class() == MPI.ERR_NOT_SAME and str(error)
+        return received.tolist()
+
+    first, second = ranks(2, body)
+    assert first == [1.0, 1.0]
+    assert "rank 0 sends 16 bytes, 24 are received" in second
+
+
 def test_calls_that_do_not_fit_together_are_an_error_that_names_them(ranks: Run) -> None:
     def body(comm: Any) -> Any:
         MPI = mpi()
