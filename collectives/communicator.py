@@ -1527,7 +1527,7 @@ class Communicator(AsynchronousCalls):
 
         Raises as `shrink`; RendezvousError too if the ranks are too few. The communicator is closed then too.
         """
-        return self._succeed("regroup", "regrouped", terms_of(self._config.transport, self._config.standbys), timeout)
+        return self._succeed("regroup", "regrouped", terms_of(self._config.transports, self._config.standbys), timeout)
 
     def changes_pending(self) -> bool:
         """True if all ranks are to call `regroup` now, since newcomers wait or ranks are to leave. Collective: every

@@ -217,6 +217,18 @@ class Config(Settings):
             return None
         return Tls(self.tls_certificate, self.tls_key, self.tls_ca)
 
+    @property
+    def transports(self) -> str:
+        """The transport, and those that it is built on unless they are the usual ones, as text: 'auto, intra=tcp'. The
+        ranks of a world have the same."""
+        given = registry.make_options(self.transport, self.options.get(self.transport, {}))
+        parts = [
+            f"{item.name}={getattr(given, item.name)}"
+            for item in dataclasses.fields(given)
+            if hasattr(given, f"{item.name}_options") and getattr(given, item.name) != item.default
+        ]
+        return ", ".join([self.transport, *parts])
+
     def transport_options(self, name: str) -> Any:
         """The options object of transport `name`.
 

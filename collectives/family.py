@@ -53,7 +53,7 @@ class Family:
             stall=config.stall,
             records=self.flight.path and self.flight.path.parent,
         )
-        self.fence = Fence(transport.group, terms_of(config.transport, config.standbys), lambda: transport.failure)
+        self.fence = Fence(transport.group, terms_of(config.transports, config.standbys), lambda: transport.failure)
         self.communicators: list[Resources] = []
         self.dropped = Dropped()
         self._counts = Numbers()

@@ -311,7 +311,7 @@ def _connect_at(place: _Place, settings: Config, deadline: float) -> Communicato
     assert place.number is not None
     if place.size > 1:
         deadline += _prepare(settings, 0.0)
-    terms = terms_of(settings.transport, settings.standbys)
+    terms = terms_of(settings.transports, settings.standbys)
     group = join(
         place.number, place.size, place.store, secret=place.secret, generation=None, deadline=deadline, terms=terms
     )
@@ -345,7 +345,7 @@ def _go_on(group: Group, failure: RondeError | None, settings: Config) -> Commun
             failure,
             settings.connect_timeout,
             settings.heartbeat,
-            terms=terms_of(settings.transport, settings.standbys),
+            terms=terms_of(settings.transports, settings.standbys),
             standby=standby,
             leave=lambda: None,
             connect=connected,
@@ -389,7 +389,7 @@ def wait_to_join(
     def connected(group: Group) -> Communicator:
         return connect(group, config, time.monotonic() + min(config.connect_timeout, CONNECT_SECONDS))
 
-    deadline, terms = time.monotonic() + seconds, terms_of(config.transport, config.standbys)
+    deadline, terms = time.monotonic() + seconds, terms_of(config.transports, config.standbys)
     return membership.wait_to_join(store, number, terms, secret, deadline, connected)
 
 

@@ -76,7 +76,7 @@ class RondeGroup(BaseGroup):  # type: ignore[misc]  # Ray has no types
                     published.callback(internal_kv._internal_kv_del, key)
                 seat, store = serving_store(key, rank, group_name, deadline, config.load_tls())
                 resources.callback(store.close)
-                terms = terms_of(config.transport, config.standbys)
+                terms = terms_of(config.transports, config.standbys)
                 group = join(rank, world_size, store, secret=seat.job.secret, deadline=deadline, terms=terms)
             self._communicator = connect(group, config, deadline)
             resources.callback(self._communicator.close)

@@ -90,7 +90,7 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup
         try:
             _check_variables(rank, size)
             meeting, secret = open_store(store, rank, deadline, resources, config.load_tls())
-            terms = terms_of(config.transport, config.standbys)
+            terms = terms_of(config.transports, config.standbys)
             group = join(rank, size, meeting, secret=secret, deadline=deadline, terms=terms)
             communicator = connect(group, config, deadline)
         except RondeError as error:

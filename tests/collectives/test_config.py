@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import collectives as ronde
 from collectives import Config, ConfigError
 from collectives.config import unknown_variables
 from collectives.launch.hosts import folder_here
+from collectives.startup import _connect_at, _Place
 from frontends.mpi import info
+from transports.rendezvous import MemoryStore
 
 
 def load(directory: Path, environment: dict[str, str] | None = None, arguments: dict[str, Any] | None = None) -> Config:
@@ -89,6 +93,21 @@ BAD: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
     ("", {}, {"shm": None}, r"argument: shm=None: must be a table"),
     ("not toml", {}, {}, r"ronde.toml: .*TOML"),
 ]
+
+
+def test_ranks_whose_transports_are_built_on_others_are_named_at_once(tmp_path: Path) -> None:
+    usual, other = (load(tmp_path, {"RONDE_AUTO_INTRA": intra}) for intra in ("shm", "tcp"))
+    assert (usual.transports, other.transports) == ("auto", "auto, intra=tcp")
+    store, deadline = MemoryStore(), time.monotonic() + 60
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = [
+            pool.submit(_connect_at, _Place(rank, 2, store, b""), config, deadline)
+            for rank, config in enumerate((usual, other))
+        ]
+    for outcome in outcomes:
+        with pytest.raises(ConfigError, match="do not fit together") as caught:
+            outcome.result()
+        assert "over auto, intra=tcp" in str(caught.value)
 
 
 @pytest.mark.parametrize(("text", "environment", "arguments", "message"), BAD)
