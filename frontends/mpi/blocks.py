@@ -151,3 +151,10 @@ class Blocks:
         for block in self.blocks:
             block.write(data[at : at + block.nbytes])
             at += block.nbytes
+
+
+def check_kinds(given: Block, result: Block) -> None:
+    """Raise ValueError unless the basic elements that are combined are of one dtype, if each block has one."""
+    kinds = given.datatype.layout.dtype, result.datatype.layout.dtype
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"elements of {kinds[0]} and of {kinds[1]} are combined: must be equal")

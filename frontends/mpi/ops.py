@@ -10,7 +10,7 @@ import numpy as np
 
 import collectives
 from collectives.arrays import allowed_ops, can_be_sent
-from frontends.mpi.blocks import Block
+from frontends.mpi.blocks import Block, check_kinds
 from frontends.mpi.datatypes import Datatype, DatatypeBody
 from frontends.mpi.errors import error
 from frontends.mpi.handles import SURFACE, Body, Handle
@@ -165,6 +165,8 @@ class Op(Handle):
         if given.count != result.count:
             raise ValueError(f"{given.count} and {result.count} elements: must be equally many")
         op, dtype = self._known().on_arrays(result.datatype, moves=True)
+        if op not in _MOVES:
+            check_kinds(given, result)
         target, scatter = result.target()
         combine_arrays(op, given.array(dtype), result.array(dtype), target.view(dtype))
         if scatter is not None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from frontends.mpi import constants
 from frontends.mpi.attributes import Attributed, AttributedBody
-from frontends.mpi.blocks import Block
+from frontends.mpi.blocks import Block, check_kinds
 from frontends.mpi.comm import COMM_SELF, Intracomm, peers_of
 from frontends.mpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED, PROC_NULL
 from frontends.mpi.datatypes import BY_CODE
@@ -267,20 +267,26 @@ class Win(Attributed, Informed, Handling):
         if target_rank == PROC_NULL:
             return
         given = message(origin, writable=False)
-        self._target(target_rank, given, target).write(given.read())
+        place = self._target(target_rank, given, target)
+        _check_sizes(given, place)
+        place.write(given.read())
 
     def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
         if target_rank == PROC_NULL:
             return
         result = message(origin, writable=True)
-        result.write(self._target(target_rank, result, target).read())
+        place = self._target(target_rank, result, target)
+        _check_sizes(result, place)
+        result.write(place.read())
 
     def _combine(self, block: Block, place: Block, op: Op, fetched: Block | None) -> None:
         """Combine the data of a block with those at a place, atomically, and fetch what was there."""
         body = self._known()
         ronde_op, dtype = known(op).on_arrays(place.datatype, moves=True)
-        if ronde_op != "no_op" and block.nbytes != place.nbytes:
-            raise ValueError(f"target: {place.nbytes} bytes; must be the {block.nbytes} of the origin")
+        if ronde_op != "no_op":
+            _check_sizes(block, place)
+            if ronde_op != "replace":
+                check_kinds(block, place)
         rank = next(n for n, part in enumerate(body.parts) if part is not None and part[0] is place.memory)
         with body.atomic(rank):
             before = place.array(dtype).copy()
@@ -466,6 +472,12 @@ def _unit(disp_unit: int) -> int:
     if disp_unit < 1:
         raise error("ERR_DISP", f"disp_unit={disp_unit}: must be 1 or more")
     return disp_unit
+
+
+def _check_sizes(origin: Block, place: Block) -> None:
+    """Raise ValueError if an access has other bytes at the origin than in the window."""
+    if origin.nbytes != place.nbytes:
+        raise ValueError(f"target: {place.nbytes} bytes; must be the {origin.nbytes} of the origin")
 
 
 def _check_single(*blocks: Block) -> None:

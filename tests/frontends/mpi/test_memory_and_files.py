@@ -74,8 +74,13 @@ def test_data_that_do_not_fit_their_target_are_refused_and_nothing_changes(ranks
             lambda: window.Get_accumulate(np.ones(2), np.ones(1), 0),
             lambda: window.Put(np.ones(3), 0, (0, 2, MPI.DOUBLE)),
             lambda: window.Get(np.zeros(1), 0, (0, 2, MPI.DOUBLE)),
+            lambda: window.Put(np.zeros(1), 0, (0, 2, MPI.DOUBLE)),
+            lambda: window.Get(np.zeros(2), 0, (0, 1, MPI.DOUBLE)),
+            lambda: window.Accumulate(np.ones(2, np.int64), 0, (0, 2, MPI.DOUBLE)),
+            lambda: window.Get_accumulate(np.ones(2, np.int64), np.ones(2), 0),
+            lambda: MPI.SUM.Reduce_local(np.ones(2, np.int64), np.ones(2)),
         ):
-            with pytest.raises(ValueError, match="bytes"):
+            with pytest.raises(ValueError, match=r"bytes|float64 are combined"):
                 call()
         found = memory.tolist()
         del memory
