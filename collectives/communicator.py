@@ -122,6 +122,11 @@ class Communicator(AsynchronousCalls):
         DeadlineExceeded  if some ranks did not call it within `timeout`; it names them, on the ranks that did call
         ClosedError       if a rank closed without calling it; it names that rank
 
+    Calls without a name
+        The ranks' calls must have the same collective, dtype, number of elements, op, root and algorithm. Shapes and
+        scale factors are not compared, as in MPI: elements are combined in their order in memory (C), and each rank
+        uses its own factors. Named calls compare these too.
+
     Deadlines
         `timeout` is in seconds, by default those of the setting `timeout`; `math.inf` stands for none. Reports on
         calls that make no progress come in any case.

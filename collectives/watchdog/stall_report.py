@@ -31,8 +31,8 @@ from transports.store import Store
 COLLECT_SECONDS: Final = 2.0
 """Time for the ranks to answer the questions of a stall report."""
 EXPLAIN_SECONDS: Final = 1.0
-"""Time for all answers of a wait chain together. The last rank asked is taken for the culprit if it is late, which a rank
-on busy cores can be."""
+"""Time for all answers of a wait chain together. A rank that does not answer is taken for the culprit, so it must have
+time for it on busy cores."""
 _MOST_QUESTIONS: Final = 64
 """Number of unanswered questions that a rank still answers; older ones are dropped."""
 

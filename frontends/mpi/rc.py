@@ -27,27 +27,25 @@ class Rc:
     errors        "exception" raises errors; the other values of mpi4py are accepted and do the same
     """
 
-    initialize = True
-    threads = True
-    thread_level = "multiple"
-    finalize: bool | None = None
-    fast_reduce = True
-    recv_mprobe = True
-    irecv_bufsz = 32768
-    errors = "exception"
+    initialize: bool | str = True
+    threads: bool = True
+    thread_level: str = "multiple"
+    finalize: bool | str | None = None
+    fast_reduce: bool = True
+    recv_mprobe: bool = True
+    irecv_bufsz: int = 32768
+    errors: str = "exception"
 
     def __init__(self, **settings: Any) -> None:
         self(**settings)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not hasattr(type(self), name):
-            raise TypeError(f"{name}: is no setting")
+        _check_name(name)
         super().__setattr__(name, value)
 
     def __call__(self, **settings: Any) -> None:
         for name in settings:
-            if not hasattr(type(self), name):
-                raise TypeError(f"{name}: is no setting")
+            _check_name(name)
         for name, value in settings.items():
             setattr(self, name, value)
 
@@ -60,7 +58,7 @@ class Rc:
 
     def read_environment(self) -> None:
         """Change the settings that have environment variables. Raises ValueError for one that has no meaning."""
-        for name in [name for name in vars(type(self)) if f"MPI4PY_RC_{name.upper()}" in os.environ]:
+        for name in [name for name in _NAMES if f"MPI4PY_RC_{name.upper()}" in os.environ]:
             self.read(name, os.environ[f"MPI4PY_RC_{name.upper()}"])
 
     @property
@@ -75,6 +73,15 @@ class Rc:
 
     def __repr__(self) -> str:
         return "<ronde.mpi.rc>"
+
+
+_NAMES: Final = tuple(Rc.__annotations__)
+"""The names of the settings."""
+
+
+def _check_name(name: str) -> None:
+    if name not in _NAMES:
+        raise TypeError(f"{name}: is no setting; must be {', '.join(_NAMES)}")
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -346,6 +347,15 @@ def test_the_environment_variables_of_mpi4py_are_read(tmp_path: Path, monkeypatc
 def test_settings_may_be_words(settings: dict[str, object], found: tuple[bool, bool]) -> None:
     rc = Rc(**settings)
     assert (rc.initializes, rc.finalizes) == found
+
+
+@pytest.mark.parametrize("name", ["initialise", "initializes", "read"])
+def test_a_name_that_is_no_setting_is_an_error(name: str) -> None:
+    rc = Rc()
+    for give in (partial(setattr, rc, name), lambda value: rc(threads=False, **{name: value})):
+        with pytest.raises(TypeError, match="is no setting"):
+            give(False)
+    assert rc.threads
 
 
 def test_a_setting_without_a_meaning_is_an_error() -> None:
