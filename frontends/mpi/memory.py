@@ -299,9 +299,11 @@ def _on_gpu() -> NotImplementedError:
 
 
 def Get_address(location: Any) -> int:
-    """The address of memory."""
+    """The address of memory; 0 for memory of MPI of no bytes, such as that of a dynamic window."""
     if location is None or isinstance(location, _Marker):
         return int(location or 0)
+    if isinstance(location, buffer) and not location.size:
+        return 0
     return int(as_memory(location).data.ctypes.data)
 
 

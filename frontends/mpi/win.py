@@ -1,14 +1,16 @@
-"""Windows: memory that the ranks of a host share, and one-sided access to it.
+"""Windows: memory of several ranks, and one-sided access to it.
 
-A window of `Allocate_shared` and `Allocate` is one segment that all its ranks map, so that access to another rank's
-part is access to memory. Ranks of several hosts have no window.
+A window of `Allocate_shared`, or of `Allocate` on one host, is a segment that all its ranks map, so that access to
+another rank's part is access to memory. The parts of other windows have keepers: see places.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,16 +28,17 @@ from frontends.mpi.groups import Group
 from frontends.mpi.handles import SURFACE
 from frontends.mpi.info import INFO_NULL, Info, Informed
 from frontends.mpi.ints import as_int
-from frontends.mpi.memory import BOTTOM, as_memory, buffer
-from frontends.mpi.objects import receive, send, together
+from frontends.mpi.memory import BOTTOM, Bytes, as_memory, buffer
+from frontends.mpi.objects import check_authenticated, receive, send, together
 from frontends.mpi.operations import SLICE, Ended, Receiving, completed
-from frontends.mpi.ops import SUM, Op, combine_arrays, known
+from frontends.mpi.ops import SUM, Op, known
 from frontends.mpi.peers import Peers
+from frontends.mpi.places import Asked, Keeper, Mapped, Place
 from frontends.mpi.requests import Request
 from frontends.mpi.segments import Segment
 from frontends.mpi.specs import message
 
-_ACROSS: Final = "one-sided access reaches ranks of one host, in windows of Allocate and Allocate_shared"
+_NOTHING: Final = np.empty(0, np.uint8)
 _POSTED, _COMPLETED = 8, 9
 """Slots of the messages of Post and Complete."""
 
@@ -44,22 +47,25 @@ class WinBody(AttributedBody):
     """A window.
 
     peers     its ranks, with messages of their own
-    parts     by rank: the memory, and the unit of displacements; of a window of `Create` only this rank has a part
-    segment   the shared memory; None for a window of the program's memory
+    parts     by rank: the memory, None unless this rank maps it; and the unit of displacements
+    segments  the shared memory, if there is any, and last the locks; empty if the window has keepers
+    keeper    what accesses this rank's part for all ranks; None if all ranks map all parts
     flavor    as the attribute WIN_CREATE_FLAVOR has it
+    attached  of a dynamic window, the memory of the program by its address
     epochs    the calls of synchronization that are in force
     ending    the receives of the news that ranks have ended their access, after Post
     """
 
     def __init__(
-        self, peers: Peers, parts: list[tuple[Any, int] | None], segment: Segment | None, locks: Segment, flavor: int
+        self, peers: Peers, parts: Sequence[tuple[Bytes | None, int]], flavor: int, segments: Sequence[Segment] = ()
     ) -> None:
         super().__init__()
         self.peers = peers
-        self.parts = parts
-        self.segment = segment
-        self.locks = locks
+        self.parts = list(parts)
+        self.segments = list(segments)
+        self.keeper = None if segments else Keeper(peers, partial(self.memory_at, peers.rank))
         self.flavor = flavor
+        self.attached: dict[int, Bytes] = {}
         self.errhandler: Any = None
         self.info: dict[str, str] = {}
         self.epochs = Epochs()
@@ -67,16 +73,58 @@ class WinBody(AttributedBody):
         self._look_at = 0.0
         """Time of the next look for lost ranks."""
 
+    def memory_at(self, rank: int, displacement: int) -> tuple[Bytes, int]:
+        """The memory at a displacement in bytes in a part that this rank maps, and where the displacement lies in it.
+        Raises Exception with the class ERR_RMA_RANGE for memory that is not attached."""
+        if self.flavor != constants.WIN_FLAVOR_DYNAMIC:
+            memory = self.parts[rank][0]
+            assert memory is not None
+            return memory, displacement
+        for address, memory in list(self.attached.items()):
+            if 0 <= displacement - address < max(1, len(memory)):
+                return memory, displacement - address
+        raise error("ERR_RMA_RANGE", f"rank {rank} has attached no memory at {displacement:#x}")
+
     @contextlib.contextmanager
     def atomic(self, rank: int) -> Iterator[None]:
         """Access the part of a rank alone. Raises MPI's Exception if ranks are lost: a program may wait for one of them
         by repeating such calls."""
+        if self.keeper is not None:
+            with self.keeper.alone:
+                yield
+            return
         look, now = self.peers.process.look, time.monotonic()
         if now >= self._look_at:
             self._look_at = now + SLICE
             look()
-        with self.locks.locked(self.peers.size + rank, look):
+        with self.segments[-1].locked(self.peers.size + rank, look):
             yield
+
+    def lock(self, rank: int, *, shared: bool) -> None:
+        """Take the lock of a rank's part, for access of this rank."""
+        if self.keeper is not None:
+            self.keeper.ask(rank, "lock", shared)
+        else:
+            self.segments[-1].lock(rank, self.peers.process.look, shared=shared)
+        self.epochs.held.add(rank)
+
+    def unlock(self, rank: int) -> None:
+        """Let go of it."""
+        self.epochs.held.remove(rank)
+        if self.keeper is not None:
+            self.keeper.ask(rank, "unlock")
+        else:
+            self.segments[-1].unlock(rank)
+
+    def release(self) -> None:
+        """Give everything back. Collective; raises MPI's Exception if ranks are lost, with everything given back."""
+        with contextlib.closing(self.peers), contextlib.ExitStack() as memory:
+            for segment in self.segments:
+                memory.callback(segment.close)
+            memory.callback(self.parts.clear)
+            self.peers.call("barrier", timeout=constants.PATIENCE)  # until then other ranks may ask the keeper
+            if self.keeper is not None:
+                self.keeper.close()
 
 
 class Win(Attributed, Informed, Handling):
@@ -102,17 +150,40 @@ class Win(Attributed, Informed, Handling):
             peers = made.enter_context(contextlib.closing(peers_of(comm).twin()))
             host = peers.process.world.members[peers.ranks[peers.rank]].host
             everyone = together(peers, lambda: (host, _size(size), _unit(disp_unit)))
+            units = [unit for _, _, unit in everyone]
             if len({host for host, _, _ in everyone}) > 1:
-                raise missing("windows of ranks on several hosts", _ACROSS)
+                if flavor == constants.WIN_FLAVOR_SHARED:
+                    raise missing("memory that ranks of several hosts share", "use Win.Allocate, or Split_type")
+                return cls._with_keepers(made, peers, np.zeros(size, np.uint8), units, flavor, info)
             starts = [0, *np.cumsum([nbytes for _, nbytes, _ in everyone]).tolist()]
             segment = made.enter_context(contextlib.closing(Segment.make(starts[-1], peers)))
-            locks = made.enter_context(contextlib.closing(Segment.make(2 * peers.size, peers)))
-            made.pop_all()
-        parts: list[tuple[Any, int] | None] = [
-            (segment.memory[start : start + nbytes], unit)
-            for start, (_, nbytes, unit) in zip(starts, everyone, strict=False)
-        ]
-        return cls._with(WinBody(peers, parts, segment, locks, flavor), info)
+            parts = [segment.memory[start:end] for start, end in itertools.pairwise(starts)]
+            return cls._mapped(made, peers, list(zip(parts, units, strict=True)), flavor, info, segment)
+
+    @classmethod
+    def _mapped(
+        cls,
+        made: contextlib.ExitStack,
+        peers: Peers,
+        parts: Sequence[tuple[Bytes | None, int]],
+        flavor: int,
+        info: Info,
+        *segments: Segment,
+    ) -> Win:
+        """A window of which all ranks map all parts. `made` releases what it is made of, unless it is made."""
+        locks = made.enter_context(contextlib.closing(Segment.make(2 * peers.size, peers)))
+        made.pop_all()
+        return cls._with(WinBody(peers, parts, flavor, (*segments, locks)), info)
+
+    @classmethod
+    def _with_keepers(
+        cls, made: contextlib.ExitStack, peers: Peers, mine: Bytes, units: Sequence[int], flavor: int, info: Info
+    ) -> Win:
+        """A window of which each rank has its own part alone."""
+        check_authenticated(peers)
+        made.pop_all()
+        parts = [(mine if rank == peers.rank else None, unit) for rank, unit in enumerate(units)]
+        return cls._with(WinBody(peers, parts, flavor), info)
 
     @classmethod
     def _with(cls, body: WinBody, info: Info) -> Win:
@@ -129,26 +200,34 @@ class Win(Attributed, Informed, Handling):
 
     @classmethod
     def Create(cls, memory: Any, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF) -> Win:
-        disp_unit = as_int(disp_unit, "disp_unit")
-        mine = as_memory(None if memory is BOTTOM else memory).data, disp_unit
-        with contextlib.ExitStack() as made:
-            peers = made.enter_context(contextlib.closing(peers_of(comm).twin()))
-            together(peers, lambda: _unit(disp_unit))
-            locks = made.enter_context(contextlib.closing(Segment.make(2 * peers.size, peers)))
-            made.pop_all()
-        parts: list[tuple[Any, int] | None] = [None] * peers.size
-        parts[peers.rank] = mine
-        return cls._with(WinBody(peers, parts, None, locks, constants.WIN_FLAVOR_CREATE), info)
+        mine = as_memory(None if memory is BOTTOM else memory).data
+        return cls._of_program(mine, as_int(disp_unit, "disp_unit"), constants.WIN_FLAVOR_CREATE, info, comm)
 
     @classmethod
     def Create_dynamic(cls, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF) -> Win:
-        raise missing("Win.Create_dynamic", _ACROSS)
+        return cls._of_program(_NOTHING, 1, constants.WIN_FLAVOR_DYNAMIC, info, comm)
+
+    @classmethod
+    def _of_program(cls, mine: Bytes, disp_unit: int, flavor: int, info: Info, comm: Intracomm) -> Win:
+        """A window of memory of the program."""
+        with contextlib.ExitStack() as made:
+            peers = made.enter_context(contextlib.closing(peers_of(comm).twin()))
+            units = together(peers, lambda: _unit(disp_unit))
+            return cls._with_keepers(made, peers, mine, units, flavor, info)
+
+    def _dynamic(self) -> dict[int, Bytes]:
+        body = self._known()
+        if body.flavor != constants.WIN_FLAVOR_DYNAMIC:
+            raise error("ERR_RMA_FLAVOR", "memory can be attached to windows of Win.Create_dynamic")
+        return body.attached
 
     def Attach(self, memory: Any) -> None:
-        raise missing("Win.Attach", _ACROSS)
+        given = as_memory(memory).data
+        self._dynamic()[given.ctypes.data] = given
 
     def Detach(self, memory: Any) -> None:
-        raise missing("Win.Detach", _ACROSS)
+        if self._dynamic().pop(as_memory(memory).data.ctypes.data, None) is None:
+            raise error("ERR_RMA_ATTACH", "this memory is not attached")
 
     def Free(self) -> None:
         self._release()
@@ -158,43 +237,31 @@ class Win(Attributed, Informed, Handling):
         body = self._known()
         self.delete_attributes()
         self._body = None
-        with contextlib.closing(body.peers):
-            try:
-                body.peers.call("barrier", timeout=constants.PATIENCE)
-            finally:
-                body.parts = [None] * len(body.parts)
-                for segment in (body.segment, body.locks):
-                    if segment is not None:
-                        segment.close()
+        body.release()
 
     # ---- what it is
 
-    def _part(self, rank: int) -> tuple[Any, int]:
+    def _mine(self) -> tuple[Bytes, int]:
         body = self._known()
-        if not 0 <= rank < body.peers.size:
-            raise error("ERR_RANK", f"rank {rank}: must be 0 to {body.peers.size - 1}")
-        part = body.parts[rank]
-        if part is None:
-            raise missing("access to a window of Win.Create on another rank", _ACROSS)
-        return part
-
-    def _mine(self) -> tuple[Any, int]:
-        return self._part(self._known().peers.rank)
+        memory, unit = body.parts[body.peers.rank]
+        assert memory is not None
+        return memory, unit
 
     def Shared_query(self, rank: int) -> tuple[buffer, int]:
+        """Memory of a rank, empty if this rank does not map it, and its unit."""
         body = self._known()
         if rank == PROC_NULL:
-            parts = [part for part in body.parts if part is not None]
-            memory, unit = next((part for part in parts if len(part[0])), parts[0])
+            memory, unit = next((part for part in body.parts if part[0] is None or len(part[0])), body.parts[0])
         else:
-            memory, unit = self._part(rank)
-        return buffer.frombuffer(memory), unit
+            self._place(rank)
+            memory, unit = body.parts[rank]
+        return buffer.frombuffer(_NOTHING if memory is None else memory), unit
 
     def tomemory(self) -> buffer:
         return buffer.frombuffer(self._mine()[0])
 
     def __buffer__(self, flags: int) -> memoryview:
-        return memoryview(self._mine()[0])
+        return memoryview(self._mine()[0].data)
 
     def _predefined_attribute(self, keyval: int) -> Any:
         memory, unit = self._mine()
@@ -244,8 +311,10 @@ class Win(Attributed, Informed, Handling):
 
     # ---- access
 
-    def _target(self, rank: int, origin: Block, target: Any) -> Block:
-        memory, unit = self._part(rank)
+    def _target(self, rank: int, origin: Block, target: Any) -> Place:
+        self._place(rank)
+        body = self._known()
+        unit = body.parts[rank][1]
         disp, count, kind = 0, origin.count, origin.datatype
         if isinstance(target, (list, tuple)):
             if len(target) > 3:
@@ -260,15 +329,17 @@ class Win(Attributed, Informed, Handling):
         datatype = BY_CODE[kind] if isinstance(kind, str) else kind
         if disp < 0 or count < 0:
             raise ValueError(f"target: displacement {disp}, count {count}: must be 0 or more")
-        self._known().epochs.access(rank)
-        return Block(memory, disp * unit, count, datatype)
+        body.epochs.access(rank)
+        if body.keeper is not None and rank != body.peers.rank:
+            return Asked(Block(_NOTHING, disp * unit, count, datatype), partial(body.keeper.ask, rank))
+        return Mapped(Block(*body.memory_at(rank, disp * unit), count, datatype), partial(body.atomic, rank))
 
     def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
         if target_rank == PROC_NULL:
             return
         given = message(origin, writable=False)
         place = self._target(target_rank, given, target)
-        _check_sizes(given, place)
+        _check_sizes(given, place.block)
         place.write(given.read())
 
     def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
@@ -276,26 +347,19 @@ class Win(Attributed, Informed, Handling):
             return
         result = message(origin, writable=True)
         place = self._target(target_rank, result, target)
-        _check_sizes(result, place)
+        _check_sizes(result, place.block)
         result.write(place.read())
 
-    def _combine(self, block: Block, place: Block, op: Op, fetched: Block | None) -> None:
+    def _combine(self, block: Block, place: Place, op: Op, fetched: Block | None) -> None:
         """Combine the data of a block with those at a place, atomically, and fetch what was there."""
-        body = self._known()
-        ronde_op, dtype = known(op).on_arrays(place.datatype, moves=True)
+        ronde_op, _ = known(op).on_arrays(place.block.datatype, moves=True)
         if ronde_op != "no_op":
-            _check_sizes(block, place)
+            _check_sizes(block, place.block)
             if ronde_op != "replace":
-                check_kinds(block, place)
-        rank = next(n for n, part in enumerate(body.parts) if part is not None and part[0] is place.memory)
-        with body.atomic(rank):
-            before = place.array(dtype).copy()
-            if fetched is not None:
-                fetched.write(before.view(np.uint8))
-            if ronde_op != "no_op":
-                after = np.empty_like(before)
-                combine_arrays(ronde_op, block.array(dtype), before, after)
-                place.write(after.view(np.uint8))
+                check_kinds(block, place.block)
+        before = place.combine(op, block.read())
+        if fetched is not None:
+            fetched.write(before)
 
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
         if target_rank == PROC_NULL:
@@ -319,16 +383,11 @@ class Win(Attributed, Informed, Handling):
     def Compare_and_swap(self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0) -> None:
         if target_rank == PROC_NULL:
             return
-        body = self._known()
         given, expected = message(origin, writable=False), message(compare, writable=False)
         fetched = message(result, writable=True)
         _check_single(fetched, given, expected)
         place = self._target(target_rank, fetched, (target_disp, 1))
-        with body.atomic(target_rank):
-            before = place.read().copy()
-            fetched.write(before)
-            if np.array_equal(before, expected.read()[: len(before)]):
-                place.write(given.read()[: len(before)])
+        fetched.write(place.swap(given.read(), expected.read()))
 
     def _requested(self, call: Any, *arguments: Any) -> Request:
         call(*arguments)
@@ -361,11 +420,7 @@ class Win(Attributed, Informed, Handling):
             return
         self._place(rank)
         body.epochs.lock(rank)
-        self._lock(body, rank, lock_type)
-
-    def _lock(self, body: WinBody, rank: int, lock_type: int) -> None:
-        body.locks.lock(rank, body.peers.process.look, shared=lock_type == LOCK_SHARED)
-        body.epochs.held.add(rank)
+        body.lock(rank, shared=lock_type == LOCK_SHARED)
 
     def _place(self, rank: int) -> None:
         if not 0 <= rank < self._known().peers.size:
@@ -377,17 +432,13 @@ class Win(Attributed, Informed, Handling):
             return
         self._place(rank)
         body.epochs.unlock(rank)
-        self._unlock(body, rank)
-
-    def _unlock(self, body: WinBody, rank: int) -> None:
-        body.epochs.held.remove(rank)
-        body.locks.unlock(rank)
+        body.unlock(rank)
 
     def Lock_all(self, assertion: int = 0) -> None:
         body = self._known()
         body.epochs.lock_all()
         for rank in range(body.peers.size):
-            self._lock(body, rank, LOCK_SHARED)
+            body.lock(rank, shared=True)
         body.epochs.of_all = True
 
     def Unlock_all(self) -> None:
@@ -395,7 +446,7 @@ class Win(Attributed, Informed, Handling):
         body.epochs.unlock_all()
         body.epochs.of_all = False
         for rank in range(body.peers.size):
-            self._unlock(body, rank)
+            body.unlock(rank)
 
     def Flush(self, rank: int) -> None:
         """Access is complete when its call returns."""

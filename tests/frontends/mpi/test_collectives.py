@@ -501,7 +501,6 @@ def test_what_is_left_out_says_so() -> None:
     for call in (
         MPI.Open_port,
         lambda: MPI.COMM_WORLD.Spawn("program"),
-        MPI.Win.Create_dynamic,
     ):
         with pytest.raises(NotImplementedError):
             call()
