@@ -7,7 +7,8 @@ which are also the classes that Horovod's users and Python programmers expect.
 | a bad argument                             | InvalidArgumentError     | ValueError or TypeError     |
 | anything else, such as a lost rank         | UnknownError             | HorovodInternalError        |
 
-These are Horovod's codes. None of them makes a MonitoredSession start over, as ABORTED would.
+These are Horovod's codes. None of them makes a MonitoredSession start over, as ABORTED would. The classes are made of
+the arguments of TensorFlow's, as Keras and AutoGraph make them again with more text.
 """
 
 from __future__ import annotations
@@ -21,32 +22,20 @@ from frontends.horovod import HorovodInternalError
 from transports.errors import MismatchError
 
 
-class DisagreementError(HorovodInternalError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
+class DisagreementError(tf.errors.FailedPreconditionError, HorovodInternalError):  # type: ignore[misc]
     """The ranks disagree about an operation, or there is no world."""
 
-    def __init__(self, message: str) -> None:
-        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
 
-
-class BadValueError(ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+class BadValueError(tf.errors.InvalidArgumentError, ValueError):  # type: ignore[misc]
     """An argument has a bad value."""
 
-    def __init__(self, message: str) -> None:
-        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
 
-
-class BadTypeError(TypeError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+class BadTypeError(tf.errors.InvalidArgumentError, TypeError):  # type: ignore[misc]
     """An argument has a bad type."""
 
-    def __init__(self, message: str) -> None:
-        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
 
-
-class FailureError(HorovodInternalError, tf.errors.UnknownError):  # type: ignore[misc]
+class FailureError(tf.errors.UnknownError, HorovodInternalError):  # type: ignore[misc]
     """An operation failed."""
-
-    def __init__(self, message: str) -> None:
-        tf.errors.UnknownError.__init__(self, None, None, message)
 
 
 _KINDS: Final = (
@@ -65,4 +54,4 @@ def status_of(error: BaseException) -> int:
 def eager(error: BaseException) -> Exception:
     """Return the exception to raise for a failed operation in eager mode. Its text is that of `error`."""
     kind = next(kind for causes, _, kind in _KINDS if isinstance(error, causes))
-    return kind(error.message if isinstance(error, tf.errors.OpError) else str(error))
+    return kind(None, None, error.message if isinstance(error, tf.errors.OpError) else str(error))

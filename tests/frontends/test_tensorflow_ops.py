@@ -21,6 +21,7 @@ tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip 
 
 import frontends.tensorflow as hvd  # noqa: E402
 from frontends.tensorflow_ops.done import Done  # noqa: E402
+from frontends.tensorflow_ops.errors import DisagreementError  # noqa: E402
 
 Pools = Callable[[int], Pool]
 DTYPES = (
@@ -342,8 +343,35 @@ def test_an_operation_needs_a_world() -> None:
     assert "no world" in raised(tf.errors.FailedPreconditionError, tf.function(hvd.allreduce), tf.ones(1))
 
 
+def in_layers(rank: int, size: int) -> None:
+    """Keras makes an error of a layer again, with the layer's arguments in the text."""
+    import keras
+
+    class Layer(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self, function: Callable[[Any], Any]) -> None:
+            super().__init__()
+            self.function = function
+
+        def call(self, x: Any) -> Any:
+            return self.function(x)
+
+    op = hvd.Sum if rank else hvd.Average
+    layers = {
+        (ValueError, "splits=[7]"): Layer(lambda x: hvd.alltoall(x, splits=[7])),
+        (hvd.HorovodInternalError, "do not fit"): Layer(lambda x: hvd.allreduce(x, op=op)),
+    }
+    for (kind, text), layer in layers.items():
+        found = raised(kind, layer, tf.ones(2))
+        assert text in found
+        assert "Arguments received" in found
+    error = pickle.loads(pickle.dumps(DisagreementError(None, None, "the text")))
+    assert str(error) == error.message == "the text"
+    same(hvd.allreduce(tf.ones(2), op=hvd.Sum), np.full(2, size, np.float32))
+
+
 def test_errors_keep_their_text(pool: Pools) -> None:
     pool(2).run(in_world, mistakes)
+    pool(2).run(in_world, in_layers)
 
 
 def joining(rank: int, size: int) -> None:
