@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,12 @@ from frontends.horovod import (
 class Agreement:
     """The agreement of the ranks that their trees have the same leaves, whose results are combined by their order."""
 
-    def __init__(self, comm: Communicator, label: str, paths: Sequence[str]) -> None:
-        """Begin it. Collective; ranks match it by `label`."""
-        self._facts = [Fact(path, path, "", VALUE) for path in paths]
+    def __init__(self, comm: Communicator, label: str, paths: Sequence[str], forms: Iterable[str] = repeat("")) -> None:
+        """Begin it. Collective; ranks match it by `label`.
+
+        forms   of the leaves, as texts, which must be equal on all ranks
+        """
+        self._facts = [Fact(path, path, form, VALUE) for path, form in zip(paths, forms, strict=False)]
         self._judge = begin_agreement(comm, label)
         self._work = begin_digests(comm, label, self._facts)
 
@@ -105,7 +109,8 @@ def allgather(tree: Any, *, process_set: ProcessSet = global_process_set) -> Any
 def broadcast_parameters(tree: Any, root_rank: int = 0, *, process_set: ProcessSet = global_process_set) -> Any:
     """Give all ranks the tree of `root_rank`, a rank of the world: arrays in place, numbers in the returned tree.
 
-    Raises ValueError for a read-only array, otherwise as `allreduce`.
+    Raises ValueError for a read-only array, and on every rank if a leaf is a number on some ranks and an array on
+    others, or arrays differ in shape or dtype; otherwise as `allreduce`.
     """
     comm, root = communicator_of(process_set), root_in(process_set, root_rank)
     found = list(leaves(tree))
@@ -113,7 +118,8 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, *, process_set: ProcessS
     numbers = [leaf for _, leaf in found if not isinstance(leaf, np.ndarray)]
     with as_horovod():
         if not isinstance(tree, ARRAYS_AND_NUMBERS):
-            Agreement(comm, "parameters", [path for path, _ in found]).wait()
+            forms = (f"{x.dtype.name} {x.shape}" if isinstance(x, np.ndarray) else "number" for _, x in found)
+            Agreement(comm, "parameters", [path for path, _ in found], forms).wait()
         for array in arrays:
             comm.broadcast(array, root, out=array)
     if numbers:

@@ -327,6 +327,20 @@ def test_gradients_of_different_names_are_not_mixed(worlds: Worlds, body: Callab
     worlds.get("local", 2).run(body)
 
 
+def parameters_of_other_forms(comm: Communicator) -> None:
+    """A number on one rank and an array on the other would be those of another key, which has them as well."""
+    trees = [{"a": np.ones(2), "b": 1.0}, {"a": 5.0, "b": np.zeros(2)}]
+    turned = [{"a": np.ones((2, 3))}, {"a": np.ones((3, 2))}]
+    for mine in (trees[comm.rank], turned[comm.rank]):
+        with pytest.raises(ValueError, match=r"'a': rank 0 .*float64"):
+            hvd.broadcast_parameters(mine)
+    assert hvd.broadcast_parameters({"a": comm.rank, "b": np.ones(1)})["a"] == 0
+
+
+def test_parameters_of_other_forms_are_refused(worlds: Worlds) -> None:
+    worlds.get("local", 2).run(parameters_of_other_forms)
+
+
 def out_of_data(comm: Communicator) -> None:
     averager = hvd.GradientAverager(op=hvd.Sum)
     for _ in range(2 + comm.rank):
