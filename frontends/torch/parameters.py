@@ -91,7 +91,8 @@ class Roster:
         wishes   bits below 2**32; the ranks get those of all of them
 
         Raises ValueError on every rank, with the names of the parameters, if the ranks' optimizers have other ones, or
-        list unnamed ones in other orders, and on this one while another optimizer of the process set does the same;
+        list unnamed ones in other orders, and on this one while another optimizer of the process set does the same, or
+        a step that was interrupted is not over on the other ranks;
         HorovodInternalError if a rank is lost.
         """
         doubt = _COMPARE if self._in_doubt else 0
@@ -99,8 +100,9 @@ class Roster:
             united = self._members.unite(communicator_of(process_set), "optimizer", kinds, wishes | doubt)
         except NameInFlightError as error:
             raise ValueError(
-                "optimizer: cannot combine its gradients while another DistributedOptimizer of the process set "
-                "combines its own, in another thread; let one thread step both, in the same order on all ranks"
+                "optimizer: cannot combine its gradients, as a step that was interrupted waits for the other ranks, or "
+                "another DistributedOptimizer of the process set combines its own in another thread; let one thread "
+                "step both, in the same order on all ranks"
             ) from error
         if united.wishes & _COMPARE:
             self._compare(process_set)

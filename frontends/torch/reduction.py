@@ -51,13 +51,15 @@ _LAY_OUT: Final = 1
 
 
 class _Pending:
-    """A reduction in flight. `wait` returns its result; `store` gives that to the parameters."""
+    """A reduction in flight. `wait` returns its result; `store` gives that to the parameters; `over` is True when it
+    does not use the gradients' memory any more."""
 
-    __slots__ = ("store", "wait")
+    __slots__ = ("over", "store", "wait")
 
-    def __init__(self, wait: Callable[[], Any], store: Callable[[Any], object]) -> None:
+    def __init__(self, wait: Callable[[], Any], store: Callable[[Any], object], over: Callable[[], bool]) -> None:
         self.wait = wait
         self.store = store
+        self.over = over
 
     def finish(self) -> None:
         """Wait for it and store its result."""
@@ -110,6 +112,8 @@ class GradientReduction:
         self._grouped: Communicator | None = None
         """The communicator whose ranks use the groups."""
         self._pending: list[_Pending] = []
+        self._left: list[_Pending] = []
+        """The reductions of steps that were interrupted."""
         self._checked: Communicator | None = None
         """The world for which the groups are known to be right, in this step."""
         self._combined = False
@@ -139,8 +143,8 @@ class GradientReduction:
         """Wait until all gradients are combined. A gradient that this rank does not have, and others have, is zeros.
 
         Raises HorovodInternalError if an operation failed, ValueError on every rank if the ranks' parameters differ, or
-        on this one if the program has changed a gradient on its way: no gradient is on its way then, all are to be
-        discarded.
+        on this one if the program has changed a gradient on its way (no gradient is on its way then, all are to be
+        discarded), and until the other ranks have made a step that was interrupted here.
         """
         try:
             self._hooks.hand_over()
@@ -153,6 +157,7 @@ class GradientReduction:
 
     def _combine(self, param_groups: Sequence[dict[str, Any]]) -> None:
         if self._pending or not alone_in(self._process_set):
+            self._check_left()
             self._leave_old_groups()
             if self._roster.follow(param_groups):
                 self._take_parameters()
@@ -167,9 +172,9 @@ class GradientReduction:
             for gradient in self._gradients:
                 if gradient.kind and not gradient.begun:
                     self._start(gradient)
-            pending, self._pending = self._pending, []
-            for one in reversed(pending):  # usually the last one ends last, so this thread wakes only once
+            for one in reversed(self._pending):  # usually the last one ends last, so this thread wakes only once
                 one.finish()
+            self._pending.clear()
             for gradient in without:
                 gradient.give_kind()
             if lay_out:
@@ -236,14 +241,25 @@ class GradientReduction:
         self.discard()
 
     def start_over(self) -> None:
-        """Begin a step anew if passes have added to gradients that are not on their way."""
+        """Begin a step anew if passes have added to gradients that are not on their way. Raises ValueError."""
+        self._check_left()
         if self._counter.counting:
             self._restart()
 
     def discard(self) -> None:
         """Forget the reductions in flight, and begin a step."""
+        self._left = [one for one in (*self._left, *self._pending) if not one.over()]
         self._pending.clear()
         self._restart()
+
+    def _check_left(self) -> None:
+        """Raise ValueError while reductions of a step that was interrupted use the memory of gradients."""
+        self._left = [one for one in self._left if not one.over()]
+        if self._left:
+            raise ValueError(
+                "optimizer: gradients of a step that was interrupted are still being combined; go on when the other "
+                "ranks have made that step, or call shutdown"
+            )
 
     def _restart(self) -> None:
         self._hooks.forget()
@@ -292,6 +308,7 @@ class GradientReduction:
 
     def _on_gradients(self, parameters: Sequence[Parameter]) -> None:
         """Hook: a backward pass has added to the gradients of these parameters."""
+        self._check_left()
         self._combined = self._settled = False  # also if the step before was skipped
         self._leave_old_groups()
         for parameter in parameters:
@@ -441,7 +458,7 @@ class GradientReduction:
                 parameter.grad = reduced
 
             wait = ops.sparse_allreduce_async(own, name, self._op, self._process_set)
-            self._pending.append(_Pending(wait, replace))
+            self._pending.append(_Pending(wait, replace, lambda: True))  # sparse gradients are not written to
             return
         gradient = self._gradient(parameter)
         if self._feedback is not None:
@@ -453,7 +470,7 @@ class GradientReduction:
             self._give_back(parameter, self._compression.decompress(reduced, ctx))
 
         handle = LIBRARY.allreduce(small, small, self._how(name))
-        self._pending.append(_Pending(handle.synchronize, store))
+        self._pending.append(_Pending(handle.synchronize, store, handle.poll))
 
     def _compress(self, parameters: Sequence[Parameter], gradients: Sequence[torch.Tensor], label: str) -> None:
         """Reduce dense gradients with a lossy compression."""
@@ -465,7 +482,7 @@ class GradientReduction:
                 self._give_back(parameter, one)
 
         handle = LIBRARY.compressed(gradients, gradients, self._how(label), names, self._feedback)
-        self._pending.append(_Pending(handle.synchronize, store))
+        self._pending.append(_Pending(handle.synchronize, store, handle.poll))
 
     def _move_to_slot(self, one: Gradient) -> None:
         """Move a gradient into the memory of its group."""
@@ -475,7 +492,7 @@ class GradientReduction:
     def _reduce_group(self, group: Group) -> None:
         if group.slots:
             handle = ARRAYS.grouped_allreduce(group.arrays, group.arrays, self._how(group.name))
-            self._pending.append(_Pending(handle.synchronize, lambda _: give_back(group)))
+            self._pending.append(_Pending(handle.synchronize, lambda _: give_back(group), handle.poll))
         else:
             self._reduce_without_slots(group)
 
@@ -493,7 +510,7 @@ class GradientReduction:
                 self._give_back(parameter, self._compression.decompress(small, ctx))
 
         handle = LIBRARY.grouped_allreduce(smalls, smalls, self._how(group.name))
-        self._pending.append(_Pending(handle.synchronize, store))
+        self._pending.append(_Pending(handle.synchronize, store, handle.poll))
 
 
 def _empty_sparse(parameter: Parameter) -> torch.Tensor:

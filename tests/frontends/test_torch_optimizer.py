@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -742,6 +743,42 @@ def two_without_names(rank: int, size: int, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"gradient_as_bucket_view": True}])
 def test_two_optimizers_without_names_at_work_at_once(pool: Pools, options: dict[str, Any]) -> None:
     pool(2).run(in_world, two_without_names, options)
+
+
+def interrupted(rank: int, size: int, options: dict[str, Any]) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)], op=hvd.Sum, **options)
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 2 and rank == 1:
+            hvd.barrier()
+        ((step + 1) * weight).sum().backward()
+        if step == 2 and rank == 0:
+            before = signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step()
+            signal.signal(signal.SIGALRM, before)
+            with pytest.raises(ValueError, match="step that was interrupted"):
+                optimizer.step()
+            with pytest.raises(ValueError, match="step that was interrupted"):
+                optimizer.zero_grad()
+            weight.grad = None
+            with pytest.raises(ValueError, match="step that was interrupted"):
+                weight.sum().backward()
+            hvd.barrier()
+        else:
+            optimizer.step()
+            assert weight.grad.tolist() == [2.0 * (step + 1)] * 2
+        hvd.barrier()
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"gradient_as_bucket_view": True}])
+def test_a_step_that_was_interrupted_keeps_its_gradients(pool: Pools, options: dict[str, Any]) -> None:
+    pool(2).run(in_world, interrupted, options)
 
 
 def other_parameters(rank: int, size: int, op: str) -> str:
