@@ -94,10 +94,10 @@ def run(
         parts = _shares(client, data, addresses, until)
         futures = {
             seat.rank: client.submit(
-                call, seat, called, part, key=f"{name}-rank-{seat.rank}", workers=[address], retries=0,
+                call, seat, pid, called, part, key=f"{name}-rank-{seat.rank}", workers=[address], retries=0,
                 allow_other_workers=False, pure=False,
             )
-            for address, seat, part in zip(addresses, seats, parts, strict=True)
+            for address, pid, seat, part in zip(addresses, pids, seats, parts, strict=True)
         }  # fmt: skip
         names = {
             seat.rank: (address, f"worker {address}, pid {pid}")
@@ -106,7 +106,7 @@ def run(
         try:
             values = _collect(client, futures, names, told, until)
         except BaseException:
-            _end(client, name, addresses, futures)
+            _end(client, name, {names[rank][0]: future for rank, future in futures.items()})
             raise
         told.ended.wait(REPORT_SECONDS)
         return values
@@ -265,11 +265,11 @@ def _outcome(rank: int, future: Any) -> Success | Failure:
     return Failure(rank, future.exception())
 
 
-def _end(client: Client, name: str, addresses: Sequence[str], futures: Mapping[int, Any]) -> None:
-    """Cancel the tasks, abort the world, and wait until the ranks have left it."""
-    alive = client.run_on_scheduler(present, list(addresses))
+def _end(client: Client, name: str, futures: Mapping[str, Any]) -> None:
+    """Abort the world, wait until the ranks have left it, and cancel the tasks. `futures`: by address."""
+    alive = client.run_on_scheduler(present, list(futures))
     if alive:
         client.run(cancel, name, workers=alive, on_error="ignore")
         with contextlib.suppress(TimeoutError):
-            wait([future for future in futures.values() if future.status == "pending"], timeout=REPORT_SECONDS)
+            wait([futures[address] for address in alive if futures[address].status == "pending"], REPORT_SECONDS)
     client.cancel(list(futures.values()), force=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import cloudpickle
 from distributed import get_worker
 
-from collectives.launch import Seat, call_as_rank
+from collectives.launch import Failure, Seat, WorkerLost, call_as_rank, dump
 from collectives.world_communicator import is_initialized, world
 
 _JOB: Final = "RONDE_JOB"
@@ -52,13 +52,17 @@ def _plain(name: str, value: Any) -> float:
     return int(number) if isinstance(value, Integral) and abs(number) < 2**53 else number
 
 
-def call(seat: Seat, fn: bytes, parts: Sequence[Any] | None) -> bytes:
+def call(seat: Seat, pid: int, fn: bytes, parts: Sequence[Any] | None) -> bytes:
     """Be the rank of the seat and call the function; the dumped outcome. Raises nothing, so Dask does not repeat it.
 
+    pid    the process of the worker. Dask repeats the task of one that was lost in the next with its address
     fn     the function with its arguments, pickled
     parts  the partitions for the rank, its first argument; None if the job has no data
     """
     worker, rank, topic = get_worker(), seat.rank, topic_of(seat.job.name)
+    if os.getpid() != pid:
+        lost = WorkerLost(f"rank {rank} (worker {worker.address}, pid {pid}) was lost")
+        return dump(Failure(rank, lost), cloudpickle.dumps)
 
     def send(line: str) -> None:
         worker.log_event(topic, ("line", rank, line))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import collectives
+from collectives.launch import Failure, GuestJob, Place, load
 from examples import dask_digits
 from transports.errors import DeadlineExceeded
 from transports.testing import foreign_files
@@ -26,6 +27,7 @@ pytest.importorskip("distributed", reason="Dask is not installed: pip install 'r
 from distributed import Client, LocalCluster
 
 import ronde.dask as engine
+from frontends.dask.task import call
 
 pytestmark = pytest.mark.filterwarnings("default")  # Dask's own
 SECONDS = 60.0
@@ -335,6 +337,16 @@ def test_a_worker_that_is_killed_from_outside_is_named(dask_client: Any, tmp_pat
     dask_client.wait_for_workers(4, timeout=SECONDS)
     assert engine.run(dask_client, collectives.size) == [4] * 4
     assert segments() <= begun
+
+
+def test_a_worker_that_comes_back_at_its_address_does_not_repeat_the_rank(dask_client: Any) -> None:
+    """Dask gives it the task of the process that was lost: there it would wait for ranks that have ended."""
+    with GuestJob() as job:
+        seat = job.seats([Place("node", "127.0.0.1")])[0]
+        outcome = load(0, dask_client.submit(call, seat, 1, b"", None, pure=False).result(SECONDS))
+    assert isinstance(outcome, Failure)
+    with pytest.raises(engine.WorkerLost, match="pid 1"):
+        outcome.reraise()
 
 
 @pytest.mark.parametrize(
