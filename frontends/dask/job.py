@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Final
 
 import cloudpickle
@@ -241,7 +242,7 @@ def _collect(
     outcomes = Outcomes(futures)
     while not outcomes.decided and time.monotonic() < outcomes.until:
         waiting = {rank: futures[rank] for rank in outcomes.waiting}
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, CancelledError):
             wait(list(waiting.values()), timeout=_TICK, return_when="FIRST_COMPLETED")
         done = [rank for rank, future in waiting.items() if future.status not in ("pending", "lost")]
         for rank in done:
@@ -270,6 +271,6 @@ def _end(client: Client, name: str, futures: Mapping[str, Any]) -> None:
     alive = client.run_on_scheduler(present, list(futures))
     if alive:
         client.run(cancel, name, workers=alive, on_error="ignore")
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, CancelledError):
             wait([futures[address] for address in alive if futures[address].status == "pending"], REPORT_SECONDS)
     client.cancel(list(futures.values()), force=True)

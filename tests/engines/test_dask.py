@@ -24,7 +24,7 @@ from transports.testing import foreign_files
 
 pytest.importorskip("distributed", reason="Dask is not installed: pip install 'ronde[dask]'")
 
-from distributed import Client, LocalCluster
+from distributed import Client, Future, LocalCluster
 
 import ronde.dask as engine
 from frontends.dask.task import call
@@ -347,6 +347,22 @@ def test_a_worker_that_comes_back_at_its_address_does_not_repeat_the_rank(dask_c
     assert isinstance(outcome, Failure)
     with pytest.raises(engine.WorkerLost, match="pid 1"):
         outcome.reraise()
+
+
+def test_a_rank_whose_task_is_cancelled_is_named(dask_client: Any, tmp_path: Path) -> None:
+    def waits() -> None:
+        (tmp_path / str(collectives.rank())).touch()
+        while True:
+            collectives.barrier()
+
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(engine.run, dask_client, waits, np=2)
+        eventually(lambda: len(list(tmp_path.iterdir())) == 2)
+        tasks = [Future(key, client=dask_client) for key in dask_client.futures if key.endswith("rank-1")]
+        dask_client.cancel(tasks, force=True)
+        with pytest.raises(RuntimeError, match="rank 1: its task was"):
+            job.result(SECONDS)
+    assert engine.run(dask_client, collectives.size) == [4] * 4
 
 
 @pytest.mark.parametrize(
