@@ -222,11 +222,8 @@ class Config(Settings):
         """The transport, and those that it is built on unless they are the usual ones, as text: 'auto, intra=tcp'. The
         ranks of a world have the same."""
         given = registry.make_options(self.transport, self.options.get(self.transport, {}))
-        parts = [
-            f"{item.name}={getattr(given, item.name)}"
-            for item in dataclasses.fields(given)
-            if hasattr(given, f"{item.name}_options") and getattr(given, item.name) != item.default
-        ]
+        inner = [(item, getattr(given, item.name)) for item in _built_on(given)]
+        parts = [f"{item.name}={name}" for item, name in inner if name != item.default]
         return ", ".join([self.transport, *parts])
 
     def transport_options(self, name: str) -> Any:
@@ -236,14 +233,17 @@ class Config(Settings):
         `inner_options`. These begin with the options configured under the inner transport's own name.
         """
         options = registry.make_options(name, self.options.get(name, {}))
-        fields = {item.name for item in dataclasses.fields(options)}
-        for setting in fields:
-            if f"{setting}_options" in fields:
-                own = self.options.get(getattr(options, setting), {})
-                texts = tuple(f"{key}={_text(value)}" for key, (value, _) in own.items())
-                given = getattr(options, f"{setting}_options")
-                options = dataclasses.replace(options, **{f"{setting}_options": texts + given})
+        for item in _built_on(options):
+            own = self.options.get(getattr(options, item.name), {})
+            texts = tuple(f"{key}={_text(value)}" for key, (value, _) in own.items())
+            given = getattr(options, f"{item.name}_options")
+            options = dataclasses.replace(options, **{f"{item.name}_options": texts + given})
         return options
+
+
+def _built_on(options: Any) -> list[dataclasses.Field[Any]]:
+    """The options of a transport that name the transports on which it is built."""
+    return [item for item in dataclasses.fields(options) if hasattr(options, f"{item.name}_options")]
 
 
 _Layer = tuple[dict[str, tuple[object, str]], dict[str, dict[str, tuple[object, str]]]]

@@ -16,7 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
 import numpy as np
@@ -55,8 +55,8 @@ class Place(ABC):
         """Replace the data."""
 
     @abstractmethod
-    def combine(self, op: Op, data: Bytes) -> Bytes:
-        """Combine the elements with others, atomically. Returns the data before."""
+    def combine(self, op: Op, data: Bytes, *, fetch: bool) -> Bytes | None:
+        """Combine the elements with others, atomically. With `fetch`, returns the data before."""
 
     @abstractmethod
     def swap(self, data: Bytes, expected: Bytes) -> Bytes:
@@ -77,7 +77,7 @@ class Mapped(Place):
     def write(self, data: Bytes) -> None:
         self.block.write(data)
 
-    def combine(self, op: Op, data: Bytes) -> Bytes:
+    def combine(self, op: Op, data: Bytes, *, fetch: bool) -> Bytes | None:
         ronde_op, dtype = known(op).on_arrays(self.block.datatype, moves=True)
         with self._alone():
             before = self.block.array(dtype).copy()
@@ -85,8 +85,7 @@ class Mapped(Place):
                 after = np.empty_like(before)
                 combine_arrays(ronde_op, data.view(dtype), before, after)
                 self.block.write(after.view(np.uint8))
-        found: Bytes = before.view(np.uint8)
-        return found
+        return before.view(np.uint8) if fetch else None
 
     def swap(self, data: Bytes, expected: Bytes) -> Bytes:
         with self._alone():
@@ -104,8 +103,8 @@ class Asked(Place):
         super().__init__(block)
         self._ask = ask
 
-    def _access(self, name: str, *arguments: Any) -> Any:
-        return self._ask(name, self.block.offset, self.block.count, self.block.datatype, arguments)
+    def _access(self, name: str, *arguments: Any, **options: Any) -> Any:
+        return self._ask(name, self.block.offset, self.block.count, self.block.datatype, arguments, options)
 
     def read(self) -> Bytes:
         found: Bytes = self._access("read")
@@ -114,8 +113,8 @@ class Asked(Place):
     def write(self, data: Bytes) -> None:
         self._access("write", data)
 
-    def combine(self, op: Op, data: Bytes) -> Bytes:
-        before: Bytes = self._access("combine", op, data)
+    def combine(self, op: Op, data: Bytes, *, fetch: bool) -> Bytes | None:
+        before: Bytes | None = self._access("combine", op, data, fetch=fetch)
         return before
 
     def swap(self, data: Bytes, expected: Bytes) -> Bytes:
@@ -183,16 +182,14 @@ class Keeper:
             self._thread.join()
 
     def _serve(self) -> None:
-        while True:
-            question = receive(self._peers, ANY_SOURCE, _QUESTION)
-            question.wait()
-            try:
+        with suppress(Failure):  # ranks are lost: the calls of the program raise
+            while True:
+                question = receive(self._peers, ANY_SOURCE, _QUESTION)
+                question.wait()
                 asked = question.result()
                 if asked is None:
                     return
                 self._answer(question.envelope()[0], *asked)
-            except Failure:  # ranks are lost: the calls of the program raise
-                return
 
     def _answer(self, rank: int, slot: int, name: str, arguments: tuple[Any, ...]) -> None:
         if name == "lock":
@@ -210,10 +207,10 @@ class Keeper:
                 return None, None
             if name not in _ACCESSES:
                 raise ValueError(f"access={name!r}: must be {', '.join(_ACCESSES)}")
-            displacement, count, datatype, more = arguments
+            displacement, count, datatype, given, options = arguments
             memory, offset = self._memory_at(displacement)
             place = Mapped(Block(memory, offset, count, datatype), lambda: self.alone)
-            return getattr(place, name)(*more), None
+            return getattr(place, name)(*given, **options), None
         except Exception as error:  # noqa: BLE001 - the rank that asked raises it
             return None, error
 

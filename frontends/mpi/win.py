@@ -49,7 +49,7 @@ class WinBody(AttributedBody):
     peers     its ranks, with messages of their own
     parts     by rank: the memory, None unless this rank maps it; and the unit of displacements
     segments  the shared memory, if there is any, and last the locks; empty if the window has keepers
-    keeper    what accesses this rank's part for all ranks; None if all ranks map all parts
+    keeper    what accesses this rank's part for the others; None if all ranks map all parts
     flavor    as the attribute WIN_CREATE_FLAVOR has it
     attached  of a dynamic window, the memory of the program by its address
     epochs    the calls of synchronization that are in force
@@ -63,7 +63,6 @@ class WinBody(AttributedBody):
         self.peers = peers
         self.parts = list(parts)
         self.segments = list(segments)
-        self.keeper = None if segments else Keeper(peers, partial(self.memory_at, peers.rank))
         self.flavor = flavor
         self.attached: dict[int, Bytes] = {}
         self.errhandler: Any = None
@@ -72,6 +71,8 @@ class WinBody(AttributedBody):
         self.ending: list[Receiving] = []
         self._look_at = 0.0
         """Time of the next look for lost ranks."""
+        # last, since its thread asks this object
+        self.keeper = None if segments else Keeper(peers, partial(self.memory_at, peers.rank))
 
     def memory_at(self, rank: int, displacement: int) -> tuple[Bytes, int]:
         """The memory at a displacement in bytes in a part that this rank maps, and where the displacement lies in it.
@@ -158,32 +159,21 @@ class Win(Attributed, Informed, Handling):
             starts = [0, *np.cumsum([nbytes for _, nbytes, _ in everyone]).tolist()]
             segment = made.enter_context(contextlib.closing(Segment.make(starts[-1], peers)))
             parts = [segment.memory[start:end] for start, end in itertools.pairwise(starts)]
-            return cls._mapped(made, peers, list(zip(parts, units, strict=True)), flavor, info, segment)
-
-    @classmethod
-    def _mapped(
-        cls,
-        made: contextlib.ExitStack,
-        peers: Peers,
-        parts: Sequence[tuple[Bytes | None, int]],
-        flavor: int,
-        info: Info,
-        *segments: Segment,
-    ) -> Win:
-        """A window of which all ranks map all parts. `made` releases what it is made of, unless it is made."""
-        locks = made.enter_context(contextlib.closing(Segment.make(2 * peers.size, peers)))
-        made.pop_all()
-        return cls._with(WinBody(peers, parts, flavor, (*segments, locks)), info)
+            locks = made.enter_context(contextlib.closing(Segment.make(2 * peers.size, peers)))
+            body = WinBody(peers, list(zip(parts, units, strict=True)), flavor, (segment, locks))
+            made.pop_all()
+            return cls._with(body, info)
 
     @classmethod
     def _with_keepers(
         cls, made: contextlib.ExitStack, peers: Peers, mine: Bytes, units: Sequence[int], flavor: int, info: Info
     ) -> Win:
-        """A window of which each rank has its own part alone."""
+        """A window of which each rank has its own part alone. `made` closes `peers`, unless it is made."""
         check_authenticated(peers)
-        made.pop_all()
         parts = [(mine if rank == peers.rank else None, unit) for rank, unit in enumerate(units)]
-        return cls._with(WinBody(peers, parts, flavor), info)
+        body = WinBody(peers, parts, flavor)
+        made.pop_all()
+        return cls._with(body, info)
 
     @classmethod
     def _with(cls, body: WinBody, info: Info) -> Win:
@@ -357,8 +347,8 @@ class Win(Attributed, Informed, Handling):
             _check_sizes(block, place.block)
             if ronde_op != "replace":
                 check_kinds(block, place.block)
-        before = place.combine(op, block.read())
-        if fetched is not None:
+        before = place.combine(op, block.read(), fetch=fetched is not None)
+        if fetched is not None and before is not None:
             fetched.write(before)
 
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
