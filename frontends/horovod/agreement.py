@@ -1,16 +1,18 @@
 """Agreement of the ranks on the gradients of a step, before any operation depends on what a single rank has.
 
 A gradient may be missing on one rank, or sparse on one and dense on another; a parameter may be frozen, added or listed
-elsewhere by one rank. If each rank chose its operations by itself, the ranks would wait for each other in different
-ones, or combine gradients of different parameters. So every rank first tells its `Fact`s as digests, in one small
-allreduce: a bitwise OR of each digest and of its complement have no bit in common if all ranks have the same digest. A
-rank that has joined contributes zeros, which change neither. Only ranks that differ exchange more.
+elsewhere by one rank; the optimizers' arguments may differ. If each rank chose its operations by itself, the ranks
+would wait for each other in different ones, or combine gradients of different parameters. So every rank first tells its
+`Fact`s as digests, in one small allreduce: a bitwise OR of each digest and of its complement have no bit in common if
+all ranks have the same digest. A rank that has joined contributes zeros, which change neither. Only ranks that differ
+exchange more.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +25,7 @@ from frontends.horovod.names import full_name
 __all__ = [
     "DENSE",
     "MISSING",
+    "OPTION",
     "SPARSE",
     "VALUE",
     "Fact",
@@ -35,6 +38,7 @@ __all__ = [
     "explain",
     "in_order",
     "numberless",
+    "option_facts",
 ]
 
 MISSING: Final = 0
@@ -43,15 +47,19 @@ SPARSE: Final = 2
 """Kinds of gradients, which can be combined: DENSE | SPARSE are those of several ranks."""
 VALUE: Final = 4
 """The kind of a value that is no gradient, such as a parameter that is broadcast."""
+OPTION: Final = 8
+"""The kind of an argument by which a rank chooses its operations, such as op."""
 
 _KINDS: Final = {
     MISSING: "has no gradient",
     DENSE: "has a dense gradient",
     SPARSE: "has a sparse gradient",
     VALUE: "has a value",
+    OPTION: "has a value",
 }
 
-_Digest = tuple[int, int]
+_SHOWN: Final = 80
+"""Characters of an argument that an error text has."""
 
 
 class Fact(NamedTuple):
@@ -60,7 +68,7 @@ class Fact(NamedTuple):
     name  of the parameter
     key   the part of the name that must be equal on all ranks: see `numberless`
     form  shape and type, as text, which must be equal on all ranks
-    kind  MISSING, DENSE or SPARSE; VALUE for all that are no gradients
+    kind  MISSING, DENSE or SPARSE; VALUE and OPTION for what is no gradient
     """
 
     name: str
@@ -72,6 +80,16 @@ class Fact(NamedTuple):
 def numberless(name: str) -> str:
     """Return a name without numbers: they count the objects that a process has made, and differ between ranks."""
     return re.sub(r"_?\d+", "", name)
+
+
+def option_facts(**values: object) -> list[Fact]:
+    """Return facts about arguments that must be equal on all ranks."""
+    facts = []
+    for name, value in values.items():
+        text = str(value)
+        form = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... #{zlib.crc32(text.encode()):08x}"
+        facts.append(Fact(name, name, form, OPTION))
+    return facts
 
 
 def agree(comm: Communicator, label: str, facts: Sequence[Fact]) -> None:
@@ -126,6 +144,11 @@ def agree_on_values(comm: Communicator, label: str, obstacles: Mapping[str, str]
 
 def explain(views: Sequence[Sequence[Fact]]) -> str:
     """Return the error text for ranks that do not agree. `views` are the facts of each rank."""
+    given = [[fact for fact in view if fact.kind == OPTION] for view in views]
+    if any(one != given[0] for one in given):
+        texts = _differences(given, [[fact.key for fact in one] for one in given])
+        return f"arguments: {texts}. All ranks must give the same ones"
+    views = [[fact for fact in view if fact.kind != OPTION] for view in views]
     names = [[fact.name for fact in view] for view in views]
     if all(sorted(one) == sorted(names[0]) for one in names):
         moved = [name for place, name in enumerate(names[0]) if any(one[place] != name for one in names)]
@@ -138,15 +161,20 @@ def explain(views: Sequence[Sequence[Fact]]) -> str:
     else:  # numbers in names may differ: then parameters are matched by their places
         parts = [[fact.key for fact in view] for view in views]
         keys = names if any(one != parts[0] for one in parts) else [names[0]] * len(views)
+    listed = _differences(views, keys)
+    if any(fact.kind == VALUE for view in views for fact in view):
+        return f"{listed}. All ranks must have values of the same names, in the same form"
+    return f"gradients: {listed}. All ranks must have gradients of the same parameters, in the same form"
+
+
+def _differences(views: Sequence[Sequence[Fact]], keys: Sequence[Sequence[str]]) -> str:
+    """Return text about the facts that differ. Those of equal keys are compared."""
     found: dict[str, dict[int, Fact]] = {}
     for rank, (view, own) in enumerate(zip(views, keys, strict=True)):
         for key, fact in zip(own, view, strict=True):
             found.setdefault(key, {})[rank] = fact
     texts = [text for name, facts in found.items() if (text := _difference(name, facts, len(views)))]
-    listed = f"{'; '.join(texts[:4])}{'; and others' * (len(texts) > 4)}"
-    if any(fact.kind == VALUE for view in views for fact in view):
-        return f"{listed}. All ranks must have values of the same names, in the same form"
-    return f"gradients: {listed}. All ranks must have gradients of the same parameters, in the same form"
+    return f"{'; '.join(texts[:4])}{'; and others' * (len(texts) > 4)}"
 
 
 def _difference(name: str, facts: dict[int, Fact], size: int) -> str:
@@ -189,12 +217,13 @@ class Members:
 
     names   unique, by which the ranks match them; in any order
     forms   shape and type of each, as text
+    given   the optimizer's arguments: see `option_facts`
     """
 
-    def __init__(self, names: Sequence[str], forms: Sequence[str]) -> None:
-        self._names, self._forms = names, forms
+    def __init__(self, names: Sequence[str], forms: Sequence[str], given: Sequence[Fact] = ()) -> None:
+        self._facts = [*given, *(Fact(name, name, form, DENSE) for name, form in zip(names, forms, strict=True))]
         self._order = sorted(range(len(names)), key=names.__getitem__)
-        self._digests = [_digest(f"{names[index]} {forms[index]}" for index in self._order), _digest(names)]
+        self._digests = [_digest(f"{fact.name} {fact.form}" for fact in sorted(self._facts)), _digest(names)]
 
     def unite(self, comm: Communicator, label: str, kinds: Sequence[int], wishes: int = 0) -> Union:
         """Return the kinds that the ranks have together. Collective, as `agree`.
@@ -202,8 +231,8 @@ class Members:
         kinds    of this rank's gradients, in the order of the names
         wishes   bits; the ranks get those of all of them
 
-        Raises ValueError on every rank, with the names of the parameters, if ranks have other ones, or other forms;
-        HorovodInternalError if a rank is lost.
+        Raises ValueError on every rank, with the names of the parameters, if ranks have other ones, or other forms, and
+        with those arguments that differ; HorovodInternalError if a rank is lost.
         """
         own = np.array([kinds[index] for index in self._order], np.uint8)
         digests = [*self._digests, _digest([own.tobytes().hex()])]
@@ -212,12 +241,11 @@ class Members:
             found = comm.allreduce_async(words, "bor", name=full_name(comm, "agreement", label)).wait()
             same_names, same_order, same_kinds = _equal(found[:-1])
             if not same_names:
-                facts = [Fact(name, name, form, DENSE) for name, form in zip(self._names, self._forms, strict=True)]
-                views = comm.allgather_object_async(facts, name=full_name(comm, "disagreement", label)).wait()
+                views = comm.allgather_object_async(self._facts, name=full_name(comm, "disagreement", label)).wait()
                 raise ValueError(explain([sorted(view) for view in views]))
             if not same_kinds:
                 own = comm.allreduce_async(own, "bor", name=full_name(comm, "kinds", label)).wait()
-        united = [MISSING] * len(self._names)
+        united = [MISSING] * len(self._order)
         for index, kind in zip(self._order, own.tolist(), strict=True):
             united[index] = kind
         return Union(united, int(found[-1]), same_order)

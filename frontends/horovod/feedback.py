@@ -22,6 +22,7 @@ __all__ = [
     "names_of",
     "number_of",
     "numbered",
+    "title_of",
 ]
 
 
@@ -132,6 +133,13 @@ def is_lossy(compression: AnyCompression) -> TypeGuard[ErrorFeedback]:
     if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
         raise TypeError(f"compression={compression!r}: must be Compression.none, another one, or an object of its kind")
     return isinstance(compression, ErrorFeedback)
+
+
+def title_of(compression: AnyCompression) -> str:
+    """Return a text that is the same on all ranks that compress alike."""
+    if isinstance(compression, ErrorFeedback):
+        return str(compression.compressor)
+    return str(getattr(compression, "__qualname__", type(compression).__qualname__))
 
 
 _IN_PROGRAMS: Final[list[ErrorFeedback]] = []

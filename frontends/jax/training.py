@@ -22,7 +22,9 @@ from frontends.horovod import (
     choose_op,
     is_lossy,
     numberless,
+    option_facts,
     root_in,
+    title_of,
 )
 from frontends.jax.compression import AnyCompression, Compression
 from frontends.jax.ops import allreduce_gradients, broadcast_parts, is_sparse
@@ -125,6 +127,9 @@ def distributed(
     if is_lossy(compression):
         compression.check(op, *scales)
     inner = optax.with_extra_args_support(optimizer)
+    arguments = option_facts(
+        op=op, compression=title_of(compression), scales=scales, backward_passes_per_step=backward_passes_per_step
+    )
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         found, tree = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=_is_gradient)
@@ -134,7 +139,8 @@ def distributed(
         kept = [fact.name or "gradient" for fact in facts if fact.kind != MISSING]  # a bare array has no path
         if is_lossy(compression):
             compression.belong_to(kept, [update] * len(kept))
-        reduced = iter(allreduce_gradients(given, facts, kept, "optax", op, None, *scales, process_set, compression))
+        told = [*arguments, *facts]
+        reduced = iter(allreduce_gradients(given, told, kept, "optax", op, None, *scales, process_set, compression))
         combined = tree.unflatten([None if leaf is None else next(reduced) for leaf in leaves])
         return inner.update(combined, state, params, **extra)  # type: ignore[no-any-return]
 

@@ -32,7 +32,9 @@ from frontends.horovod import (
     check_process_set,
     is_lossy,
     numberless,
+    option_facts,
     predivided,
+    title_of,
 )
 from frontends.keras.backends import Backend, ReductionOptions, chosen
 from frontends.keras.compression import AnyCompression, Compression
@@ -187,7 +189,10 @@ class _Settings:
         if backend.alone(self.process_set):
             return result
         lossy = self.compression if isinstance(self.compression, ErrorFeedback) else None
-        chosen, contexts, tensors, facts = [], [], [], []
+        chosen, contexts, tensors = [], [], []
+        facts = option_facts(
+            op=self.op, factors=(self.prescale, self.postscale), compression=title_of(self.compression)
+        )
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if id(variable) in self.local:
                 if self.scales_local and gradient is not None:
@@ -214,8 +219,8 @@ class _Settings:
                 self.kept.setdefault(id(variable), f"{label}.{len(self.kept)}")
             lossy.belong_to([self.kept[id(variable)] for variable in variables], variables)
             memory = [self.kept[id(variables[index])] for index in chosen]
-        options = ReductionOptions(how, self.name, facts, memory, lossy)
-        for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, options), strict=True):
+        given = ReductionOptions(how, self.name, facts, memory, lossy)
+        for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, given), strict=True):
             whole = lossy is not None or isinstance(tensor, backend.SPARSE)
             result[index] = tensor if whole else self.compression.decompress(tensor, context)
         return result

@@ -22,7 +22,9 @@ from frontends.horovod import (
     divided,
     is_lossy,
     numberless,
+    option_facts,
     predivided,
+    title_of,
 )
 from frontends.mxnet.compression import AnyCompression
 from frontends.mxnet.tensors import LIBRARY, dtype_of
@@ -65,7 +67,12 @@ class GradientReduction:
         if alone_in(self._process_set):
             return
         with as_horovod():
-            facts = [_fact(*gradient, gradient[0] in stale) for gradient in gradients]
+            given = option_facts(
+                gradient_predivide_factor=self._factors[1],
+                compression=title_of(self._compression),
+                num_groups=self._groups,
+            )
+            facts = [*given, *(_fact(*gradient, gradient[0] in stale) for gradient in gradients)]
             agree(communicator_of(self._process_set), "gradients", facts)
         sparse = [fact.name for fact in facts if fact.kind == SPARSE]
         if sparse:

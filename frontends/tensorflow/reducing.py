@@ -26,8 +26,10 @@ from frontends.horovod import (
     choose_op,
     divided,
     is_lossy,
+    option_facts,
     predivided,
     ranks_may_change,
+    title_of,
 )
 from transports.core_count import count_together
 
@@ -92,7 +94,7 @@ class Reducer:
             return results
         names = [f"grad_{index}" for index in range(len(sources))] if generic_names else source_names(sources)
         known = names if generic_names else told_apart(sources, names)
-        combined, facts = [], []
+        combined, facts = [], self._options(sources, names)
         for index in sorted(range(len(sources)), key=names.__getitem__):
             gradient, kind = gradients[index], MISSING
             if _key(sources[index]) in self._local:
@@ -115,6 +117,14 @@ class Reducer:
             self._compression.belong_to(list(lasting), list(lasting.values()))
         with ops.agreement(self._name, facts, self._process_set):
             return self._reduced(results, combined, names, sources)
+
+    def _options(self, sources: Sequence[Any], names: Sequence[str]) -> list[Fact]:
+        """Return the facts about the arguments by which this rank combines gradients of `sources`."""
+        groups: Any = self._groups
+        if isinstance(groups, Sequence):
+            known = {_key(source): name for source, name in zip(sources, names, strict=True)}
+            groups = [[known[_key(one)] for one in group if _key(one) in known] for group in groups]
+        return option_facts(op=self._op, factors=self._factors, compression=title_of(self._compression), groups=groups)
 
     def _reduced(self, results: list[Any], combined: list[int], names: list[str], sources: Sequence[Any]) -> list[Any]:
         """Return the gradients with those of the numbers `combined` replaced by their combinations."""

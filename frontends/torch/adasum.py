@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from collectives import ProcessSet
-from frontends.horovod import DENSE, MISSING, Adasum, Compressor, Max, alone_in
+from frontends.horovod import DENSE, MISSING, Adasum, Compressor, Max, alone_in, option_facts, title_of
 from frontends.torch import ops
 from frontends.torch.parameters import Hooks, Parameter, Roster
 from frontends.torch.passes import PassCounter
@@ -33,6 +33,7 @@ class StepReduction:
         self._stepping = False
         self._counter = PassCounter(0, passes)
         self._hooks = Hooks(self._on_gradients)
+        roster.compare(option_facts(op=Adasum, compression=title_of(compression)))
         self._watch()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from collectives import ProcessSet
 from collectives.negotiation import NameInFlightError
-from frontends.horovod import Members, Union, allgather_object, communicator_of
+from frontends.horovod import Fact, Members, Union, allgather_object, communicator_of
 from frontends.torch.works import eager
 
 Parameter: TypeAlias = torch.nn.Parameter
@@ -52,6 +52,7 @@ class Roster:
         self._in_doubt = False
         """True if parameters are matched by their places, and their values are not yet compared."""
         self._by_place: list[int] = []
+        self._given: Sequence[Fact] = ()
         self.parameters: list[Parameter] = []
         self.names: list[str] = []
         self.follow(param_groups)
@@ -76,9 +77,17 @@ class Roster:
                 self.parameters.append(parameter)
                 self.names.append(name)
         self._in_doubt = len(self._by_place) > 1
-        forms = [f"{tuple(parameter.shape)} {gradient_dtype(parameter)}" for parameter in self.parameters]
-        self._members = Members(self.names, forms)
+        self._make_members()
         return True
+
+    def compare(self, given: Sequence[Fact]) -> None:
+        """Let `unite` compare arguments of the optimizer, too."""
+        self._given = given
+        self._make_members()
+
+    def _make_members(self) -> None:
+        forms = [f"{tuple(parameter.shape)} {gradient_dtype(parameter)}" for parameter in self.parameters]
+        self._members = Members(self.names, forms, self._given)
 
     def forget(self) -> None:
         """Take the parameters anew at the next `follow`: one has changed."""
@@ -91,8 +100,8 @@ class Roster:
         wishes   bits below 2**32; the ranks get those of all of them
 
         Raises ValueError on every rank, with the names of the parameters, if the ranks' optimizers have other ones, or
-        list unnamed ones in other orders, and on this one while another optimizer of the process set does the same, or
-        a step that was interrupted is not over on the other ranks;
+        list unnamed ones in other orders, and with those arguments that differ; on this one while another optimizer of
+        the process set does the same, or a step that was interrupted is not over on the other ranks;
         HorovodInternalError if a rank is lost.
         """
         doubt = _COMPARE if self._in_doubt else 0

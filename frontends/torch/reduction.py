@@ -24,6 +24,8 @@ from frontends.horovod import (
     alone_in,
     as_horovod,
     communicator_of,
+    option_facts,
+    title_of,
 )
 from frontends.torch import ops
 from frontends.torch.compression import AnyCompression, Compression
@@ -123,7 +125,13 @@ class GradientReduction:
         """True if all ranks list the parameters in the same order."""
         self._counter = PassCounter(0, passes)
         self._hooks = Hooks(self._on_gradients)
-        given_groups(dict(zip(roster.parameters, roster.names, strict=True)), self._wanted)
+        names = dict(zip(roster.parameters, roster.names, strict=True))
+        given_groups(names, self._wanted)
+        named: Any = self._wanted
+        if not isinstance(named, int | None):
+            named = [[names[parameter] for parameter in group] for group in named]
+        title = title_of(compression)
+        roster.compare(option_facts(op=op, compression=title, groups=named, gradient_as_bucket_view=as_view))
         if self._feedback is not None:
             self._feedback.belong_to(roster.names, roster.parameters)
         self._take_parameters()

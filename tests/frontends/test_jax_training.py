@@ -316,6 +316,20 @@ def test_f1_trees_with_other_keys_are_not_mixed(pool: Pools) -> None:
         assert all("'b'" in text and "'c'" in text for text in texts), texts
 
 
+def other_passes(rank: int, size: int) -> list[str]:
+    optimizer = hvd.distributed(optax.sgd(1.0), backward_passes_per_step=1 + rank)
+    state = optimizer.init(jnp.ones(2))
+    return errors_of(
+        *(lambda step=step: step(jnp.ones(2), state) for step in (optimizer.update, jax.jit(optimizer.update)))
+    )
+
+
+def test_f2_passes_per_step_that_differ_between_ranks(pool: Pools) -> None:
+    """Each rank would step when it has its own number: their parameters would be different ones."""
+    for texts in pool(2).run(in_world, other_passes):
+        assert all("'backward_passes_per_step': rank 0 has a value of 1, rank 1 has" in text for text in texts), texts
+
+
 def stated_sizes(rank: int, size: int) -> list[str]:
     x = jnp.arange(4.0) + 10 * rank
     return errors_of(

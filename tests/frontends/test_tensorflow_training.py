@@ -516,6 +516,27 @@ def test_t5_gradients_of_other_kinds(pool: Pools, compiled: bool) -> None:
     assert pool(2).run(in_world, kinds, ["slices", "slices"], compiled) == [[1.0, rows]] * 2
 
 
+def other_arguments(rank: int, size: int, compiled: bool) -> list[Any]:
+    table = tf.Variable(tf.ones((4, 2)), name="table")
+
+    def gradients(options: dict[str, Any]) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [rank, 3]))
+        return hvd.DistributedGradientTape(tape, **options).gradient(loss, table)
+
+    cases = [{"op": hvd.Sum}, {"op": hvd.Average}], [{"groups": 1}, {"groups": [[table]]}]
+    calls = [functools.partial(gradients, case[rank]) for case in cases]
+    return [attempt(tf.function(call) if compiled else call) for call in calls]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_t6_arguments_of_other_ranks(pool: Pools, compiled: bool) -> None:
+    """Slices are gathered and then summed by each rank: with another op they would be other ones."""
+    for op, groups in pool(2).run(in_world, other_arguments, compiled):
+        assert "'op': rank 0 has a value of sum, rank 1 has a value of average" in op
+        assert "'groups': rank 0 has a value of 1, rank 1 has a value of [['table']]" in groups
+
+
 def slices_with_an_op(rank: int, size: int) -> None:
     """The error comes before anything is sent: the other rank, which does not call it, does not wait."""
     slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([4, 2]))

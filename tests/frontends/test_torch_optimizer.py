@@ -719,6 +719,42 @@ def test_parameters_that_ranks_list_in_different_orders(pool: Pools) -> None:
         ranks.close()
 
 
+def other_arguments(rank: int, size: int, cases: list[list[dict[str, Any]]]) -> list[str]:
+    return [_error_with(**case[rank]) for case in cases]
+
+
+def _error_with(lossy: bool = False, **options: Any) -> str:
+    """The error of a step in which one gradient is sparse."""
+    if lossy:
+        options["compression"] = hvd.Compression.int8()
+    table, weight = torch.nn.Embedding(4, 2, sparse=True), torch.nn.Linear(2, 2)
+    parameters = [*table.named_parameters("table"), *weight.named_parameters("weight")]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([one for _, one in parameters], lr=1.0), parameters, **options)
+    weight(table(torch.tensor([0]))).sum().backward()
+    with pytest.raises(ValueError) as caught:
+        optimizer.step()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "text"),
+    [
+        ({}, {"groups": 2}, "'groups': rank 0 has a value of None, rank 1 has a value of 2"),
+        ({}, {"lossy": True}, "'compression': rank 0 has a value of NoneCompressor, rank 1 has a value of Int8("),
+        ({"op": hvd.Sum}, {"op": hvd.Average}, "'op': rank 0 has a value of sum, rank 1 has a value of average"),
+    ],
+)
+def test_arguments_that_differ_between_ranks_are_named(
+    pool: Pools, mine: dict[str, Any], other: dict[str, Any], text: str
+) -> None:
+    ranks = pool.fresh(2)
+    try:
+        for errors in ranks.run(in_world, other_arguments, [[mine, other]]):
+            assert text in errors[0]
+    finally:
+        ranks.close()
+
+
 def two_without_names(rank: int, size: int, options: dict[str, Any]) -> None:
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     first, second = (hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), **options) for weight in weights)
