@@ -209,17 +209,20 @@ def average_metrics(
     metrics   numbers by name, the same names on all ranks
     weight    weight of this rank, for example its number of rows
 
-    Raises on all ranks: TypeError for a value that is not a number on some rank; ValueError for different names, a
-    negative weight, or weights whose sum is 0.
+    Raises on all ranks: TypeError for a value that is not a number on some rank; ValueError for different names, for
+    names that are the same as texts, such as 1 and "1", for a negative weight, and for weights whose sum is 0.
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(f"metrics={metrics!r}: must be a dict of numbers by name")
     mine = {str(name): _number(value) for name, value in metrics.items()}
-    rows = allgather_object((mine, _number(weight)), process_set=process_set)
-    for rank, (row, part) in enumerate(rows):
+    found = allgather_object((mine, _number(weight), len(metrics)), process_set=process_set)
+    rows = [(row, part) for row, part, _ in found]
+    for rank, (row, part, count) in enumerate(found):
         for name, value in (("weight", part), *((f"metrics[{name!r}]", value) for name, value in row.items())):
             if isinstance(value, str):
                 raise TypeError(f"{name}={value}: must be a number; it is none on rank {rank} of the process set")
+        if count > len(row):
+            raise ValueError(f"metrics: {count} names of rank {rank} are {len(row)} texts, {sorted(row)}; must differ")
         if row.keys() != rows[0][0].keys():
             raise ValueError(f"metrics: rank 0 has {sorted(rows[0][0])}, rank {rank} has {sorted(row)}")
     total = sum(part for _, part in rows)

@@ -70,6 +70,8 @@ class GradientAverager:
         self._trees: dict[str, Any] = {}
         """The trees of the sums, as they were given last."""
         self._begun: dict[str, _PendingReduction] = {}
+        self._places: dict[int, str] = {}
+        """The addresses of arrays that are reduced in place, and their names."""
         self.state = State()
 
     def add(self, name: str, gradient: Any) -> None:
@@ -77,8 +79,8 @@ class GradientAverager:
 
         With several passes per step, a gradient that a pass does not add counts as zeros in it.
 
-        Raises ValueError if it was added already since `wait`, or is not of the form of the step's earlier passes;
-        TypeError if it is no array or number. Nothing is added then.
+        Raises ValueError if it was added already since `wait`, in place also under another name, or is not of the form
+        of the step's earlier passes; TypeError if it is no array or number. Nothing is added then.
         """
         self._begin(name, gradient)
 
@@ -104,6 +106,7 @@ class GradientAverager:
                 tree = self._trees[name]
                 self._begin(name, rebuilt(tree, (_zero(leaf) for _, leaf in leaves(tree))))
         begun, self._begun = self._begun, {}
+        self._places.clear()
         self._done = 0 if last else self._done + 1
         if last:
             self._sums.clear()
@@ -135,6 +138,12 @@ class GradientAverager:
             writable(array, path) if self._in_place else np.empty_like(array)
             for array, (path, _) in zip(arrays, found, strict=True)
         ]
+        places = {out.ctypes.data: name for out in outs if out.size} if self._in_place else {}
+        twice = [self._places[place] for place in places if place in self._places]
+        if twice:
+            raise ValueError(
+                f"name={name!r}: its array is that of {twice[0]!r}, which is in use; add it once, or a copy"
+            )
         begun = _PendingReduction(tree, [leaf for _, leaf in found], outs)
         paths = [path for path, _ in found]
         if self._passes > 1:
@@ -142,6 +151,7 @@ class GradientAverager:
         if self._done == self._passes - 1:
             self._combine(begun, name, paths, arrays, outs)
         self._begun[name] = begun
+        self._places.update(places)
 
     def _add_up(self, name: str, tree: Any, arrays: dict[str, Array]) -> list[Array]:
         """The averages of the passes with the last one; with the others, the gradients as they were given. Shares are

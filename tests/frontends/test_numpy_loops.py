@@ -136,6 +136,8 @@ def beginnings(comm: Communicator) -> None:
     assert empty["loss"] == 3.0
     with pytest.raises(ValueError, match="rank 1 has"):
         hvd.average_metrics({f"loss{min(rank, 1)}": 1.0})
+    with pytest.raises(ValueError, match="2 names of rank 1"):
+        hvd.average_metrics({"1": 1.0} if rank == 0 else {1: 1.0, "1": 2.0})  # type: ignore[dict-item]
     for value in (None, "text" if rank == 1 else 1.0):  # one that a single rank has raises on all, at once
         with pytest.raises(TypeError, match=rf"metrics\['best'\]=.* rank {0 if value is None else 1}"):
             hvd.average_metrics({"loss": 1.0, "best": value})
@@ -194,6 +196,12 @@ def in_the_background(comm: Communicator) -> None:
     np.testing.assert_array_equal(averager.wait()["x"], np.ones(3))
     assert own.wait()["w"][0] is tree["w"][0]
     np.testing.assert_array_equal(tree["w"][0], np.full((2, 3), sum(range(size))))
+    shared = np.ones(3)
+    own.add("a", shared)
+    with pytest.raises(ValueError, match=r"name='b': its array .*'a'"):  # it would be added up twice
+        own.add("b", shared)
+    own.add("c", shared.copy())
+    np.testing.assert_array_equal(own.wait()["a"], np.full(3, 1.0 * size))
     averager.add("a", np.ones(2))
     with pytest.raises(ValueError, match=r"name='a': .*wait\(\)"):
         averager.add("a", np.ones(2))
