@@ -24,7 +24,7 @@ three times as long as in a loop."""
 _COMPARE: Final = 1 << 32
 """A wish: to compare the values of parameters that are matched by their places."""
 _COMPARED: Final = 1024
-"""Elements at the beginning of a parameter that are compared."""
+"""Elements at the beginning of a parameter that are compared then."""
 
 
 def gradient_dtype(parameter: Parameter) -> torch.dtype | None:
@@ -117,6 +117,17 @@ class Roster:
             self._compare(process_set)
         return united
 
+    def check_alike(self, process_set: ProcessSet) -> None:
+        """Raise ValueError on every rank, with the names, if the ranks' parameters have other values. Collective."""
+        own = dict(zip(self.names, map(_digest, self.parameters), strict=True))
+        views = allgather_object(own, "optimizer.alike", process_set)
+        other = [name for name in self.names if any(view[name] != own[name] for view in views)]
+        if other:
+            raise ValueError(
+                f"optimizer: the ranks have different values of {', '.join(other[:4])} since a step that failed or was "
+                "interrupted: call broadcast_parameters and broadcast_optimizer_state on all ranks, then go on"
+            )
+
     def _compare(self, process_set: ProcessSet) -> None:
         names = [self.names[index] for index in self._by_place]
         compare_order([self.parameters[index] for index in self._by_place], names, process_set)
@@ -126,7 +137,9 @@ class Roster:
 def compare_order(parameters: Sequence[Parameter], names: Sequence[str], process_set: ProcessSet) -> None:
     """Raise ValueError on every rank if the ranks have the same parameters in different orders, as their values show.
     Collective."""
-    views = allgather_object([_digest(parameter) for parameter in parameters], "optimizer.values", process_set)
+    views = allgather_object(
+        [_digest(parameter, _COMPARED) for parameter in parameters], "optimizer.values", process_set
+    )
     for rank, view in enumerate(views):
         if view != views[0] and sorted(view) == sorted(views[0]):
             moved = [name for name, here, there in zip(names, view, views[0], strict=True) if here != there]
@@ -188,6 +201,7 @@ class Hooks:
         self.hand_over()
 
 
-def _digest(parameter: Parameter) -> str:
-    first = parameter.detach().reshape(-1)[:_COMPARED].cpu().contiguous()
+def _digest(parameter: Parameter, count: int | None = None) -> str:
+    """Return a digest of a parameter's elements, or of the first `count`."""
+    first = parameter.detach().reshape(-1)[:count].cpu().contiguous()
     return hashlib.blake2b(first.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()

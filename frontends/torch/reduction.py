@@ -50,6 +50,8 @@ _KNOWN: Final = 4
 """Bit beside the kinds of gradients: a rank has had a dense gradient in an earlier step."""
 _LAY_OUT: Final = 1
 """A wish: to make the groups anew."""
+_COMPARE: Final = 2
+"""A wish: to compare the values of the parameters."""
 
 
 class _Pending:
@@ -121,6 +123,8 @@ class GradientReduction:
         self._combined = False
         self._settled = False
         """True if `step` finds the gradients combined by `settle`."""
+        self._may_differ = False
+        """True if the other ranks may have made a step that this one has not."""
         self._same_order = True
         """True if all ranks list the parameters in the same order."""
         self._counter = PassCounter(0, passes)
@@ -152,7 +156,8 @@ class GradientReduction:
 
         Raises HorovodInternalError if an operation failed, ValueError on every rank if the ranks' parameters differ, or
         on this one if the program has changed a gradient on its way (no gradient is on its way then, all are to be
-        discarded), and until the other ranks have made a step that was interrupted here.
+        discarded), and until the other ranks have made a step that was interrupted here; then on every rank, until the
+        ranks' parameters have the same values.
         """
         try:
             self._hooks.hand_over()
@@ -195,6 +200,7 @@ class GradientReduction:
                     "after backward() and before GradScaler.unscale_, clip_grad_norm_ and the like, and "
                     "optimizer.step() in optimizer.skip_synchronize()"
                 )
+            self._may_differ = False
 
     def step(
         self,
@@ -218,7 +224,11 @@ class GradientReduction:
             if closure is not None:
                 closure = partial(self._evaluate, closure, param_groups)
         self._combined = False
-        return plain_step(closure)
+        try:
+            return plain_step(closure)
+        except BaseException:
+            self._may_differ = True
+            raise
 
     def settle(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Reduce the gradients for a caller that looks at them first and then calls `step`, or skips that."""
@@ -298,8 +308,12 @@ class GradientReduction:
     def _unite(self) -> bool:
         """Set the kinds of gradients that the ranks have together. True if groups are to be made. Collective."""
         wish = _LAY_OUT if self._laid_out is not communicator_of(self._process_set) else 0
+        wish |= _COMPARE if self._may_differ else 0
+        self._may_differ = True  # until the end of the step
         own = [(DENSE if one.begun else self._kind_of(one)) | (_KNOWN if one.dense else 0) for one in self._gradients]
         united = self._roster.unite(own, self._process_set, wish)
+        if united.wishes & _COMPARE:
+            self._roster.check_alike(self._process_set)
         self._same_order = united.same_order
         lay_out = bool(united.wishes & _LAY_OUT)
         for gradient, kind in zip(self._gradients, united.kinds, strict=True):
@@ -457,6 +471,9 @@ class GradientReduction:
     def _how(self, name: str) -> Reduction:
         return Reduction(self._op, name, *self._factors, self._process_set)
 
+    def _await(self, handle: Any, store: Callable[[Any], object]) -> None:
+        self._pending.append(_Pending(handle.synchronize, store, handle.poll))
+
     def _reduce_one(self, one: Gradient) -> None:
         parameter, name = one.parameter, one.name
         if one.kind == SPARSE:
@@ -478,7 +495,7 @@ class GradientReduction:
             self._give_back(parameter, self._compression.decompress(reduced, ctx))
 
         handle = LIBRARY.allreduce(small, small, self._how(name))
-        self._pending.append(_Pending(handle.synchronize, store, handle.poll))
+        self._await(handle, store)
 
     def _compress(self, parameters: Sequence[Parameter], gradients: Sequence[torch.Tensor], label: str) -> None:
         """Reduce dense gradients with a lossy compression."""
@@ -490,7 +507,7 @@ class GradientReduction:
                 self._give_back(parameter, one)
 
         handle = LIBRARY.compressed(gradients, gradients, self._how(label), names, self._feedback)
-        self._pending.append(_Pending(handle.synchronize, store, handle.poll))
+        self._await(handle, store)
 
     def _move_to_slot(self, one: Gradient) -> None:
         """Move a gradient into the memory of its group."""
@@ -500,7 +517,7 @@ class GradientReduction:
     def _reduce_group(self, group: Group) -> None:
         if group.slots:
             handle = ARRAYS.grouped_allreduce(group.arrays, group.arrays, self._how(group.name))
-            self._pending.append(_Pending(handle.synchronize, lambda _: give_back(group), handle.poll))
+            self._await(handle, lambda _: give_back(group))
         else:
             self._reduce_without_slots(group)
 
@@ -518,7 +535,7 @@ class GradientReduction:
                 self._give_back(parameter, self._compression.decompress(small, ctx))
 
         handle = LIBRARY.grouped_allreduce(smalls, smalls, self._how(group.name))
-        self._pending.append(_Pending(handle.synchronize, store, handle.poll))
+        self._await(handle, store)
 
 
 def _empty_sparse(parameter: Parameter) -> torch.Tensor:

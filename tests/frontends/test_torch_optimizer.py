@@ -787,7 +787,7 @@ def interrupted(rank: int, size: int, options: dict[str, Any]) -> None:
 
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)], op=hvd.Sum, **options)
-    for step in range(4):
+    for step in range(5):
         optimizer.zero_grad()
         if step == 2 and rank == 1:
             hvd.barrier()
@@ -806,10 +806,16 @@ def interrupted(rank: int, size: int, options: dict[str, Any]) -> None:
             with pytest.raises(ValueError, match="step that was interrupted"):
                 weight.sum().backward()
             hvd.barrier()
+        elif step == 3:  # rank 1 has made the step that rank 0 has not
+            for _ in range(2):
+                with pytest.raises(ValueError, match="different values of weight"):
+                    optimizer.step()
+            hvd.broadcast_parameters([("weight", weight)], root_rank=1)
         else:
             optimizer.step()
             assert weight.grad.tolist() == [2.0 * (step + 1)] * 2
         hvd.barrier()
+    assert weight.tolist() == [-2.0 * (1 + 2 + 3 + 5)] * 2
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"gradient_as_bucket_view": True}])
