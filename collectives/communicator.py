@@ -37,7 +37,7 @@ from collectives.family import Family
 from collectives.flight import save
 from collectives.folders import path_of
 from collectives.gpu import DeviceAccess, DeviceCalls, DeviceOperations
-from collectives.membership import CONNECT_SECONDS, Standby, ask_to_leave, regroup, terms_of
+from collectives.membership import CONNECT_SECONDS, Standby, ask_to_leave, regroup
 from collectives.metering import Endpoint, Header, HorovodTimeline, Meter, Timeline, Trace, prometheus_text, rank_path
 from collectives.negotiation import Engine
 from collectives.numeric import is_integer
@@ -1532,7 +1532,7 @@ class Communicator(AsynchronousCalls):
 
         Raises as `shrink`; RendezvousError too if the ranks are too few. The communicator is closed then too.
         """
-        return self._succeed("regroup", "regrouped", terms_of(self._config.transports, self._config.standbys), timeout)
+        return self._succeed("regroup", "regrouped", self._config.terms, timeout)
 
     def changes_pending(self) -> bool:
         """True if all ranks are to call `regroup` now, since newcomers wait or ranks are to leave. Collective: every

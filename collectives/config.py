@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from collectives.logs import LEVELS
+from collectives.version import __version__
 from transports import registry
 from transports.errors import ConfigError
 from transports.settings import Values, build, did_you_mean
@@ -218,13 +219,14 @@ class Config(Settings):
         return Tls(self.tls_certificate, self.tls_key, self.tls_ca)
 
     @property
-    def transports(self) -> str:
-        """The transport, and those that it is built on unless they are the usual ones, as text: 'auto, intra=tcp'. The
-        ranks of a world have the same."""
+    def terms(self) -> str:
+        """The properties that the ranks of a world have in common, as text: the version, the transport with those that
+        it is built on unless they are the usual ones, the number of standbys. 'Ronde 0.1.0 over auto, intra=tcp'."""
         given = registry.make_options(self.transport, self.options.get(self.transport, {}))
         inner = [(item, getattr(given, item.name)) for item in _built_on(given)]
         parts = [f"{item.name}={name}" for item, name in inner if name != item.default]
-        return ", ".join([self.transport, *parts])
+        over = ", ".join([self.transport, *parts])
+        return f"Ronde {__version__} over {over}" + (f" with standbys={self.standbys}" if self.standbys else "")
 
     def transport_options(self, name: str) -> Any:
         """The options object of transport `name`.

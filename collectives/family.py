@@ -14,7 +14,7 @@ from collectives.config import Config
 from collectives.execution import CallPositions
 from collectives.failure import AbortSignal
 from collectives.flight import Door, FlightRecord, load_of
-from collectives.membership import Fence, Standby, terms_of
+from collectives.membership import Fence, Standby
 from collectives.metering import Endpoint, Recorder
 from collectives.operations import OWN_CHANNEL
 from collectives.resources import Dropped, Resources
@@ -53,7 +53,7 @@ class Family:
             stall=config.stall,
             records=self.flight.path and self.flight.path.parent,
         )
-        self.fence = Fence(transport.group, terms_of(config.transports, config.standbys), lambda: transport.failure)
+        self.fence = Fence(transport.group, config.terms, lambda: transport.failure)
         self.communicators: list[Resources] = []
         self.dropped = Dropped()
         self._counts = Numbers()

@@ -18,7 +18,7 @@ from collectives.endings import END_SECONDS, end_with_process
 from collectives.execution import WAIT_SECONDS, machine_code
 from collectives.failure import report_exit, withdraw_left_out
 from collectives.logs import shown
-from collectives.membership import CONNECT_SECONDS, Standby, terms_of
+from collectives.membership import CONNECT_SECONDS, Standby
 from collectives.process_sets import ProcessSet, add_given
 from collectives.sharing import SharedArrays, begin_sharing, is_sharing
 from collectives.world_communicator import PROCESS_WORLD, is_initialized, world
@@ -311,9 +311,14 @@ def _connect_at(place: _Place, settings: Config, deadline: float) -> Communicato
     assert place.number is not None
     if place.size > 1:
         deadline += _prepare(settings, 0.0)
-    terms = terms_of(settings.transports, settings.standbys)
     group = join(
-        place.number, place.size, place.store, secret=place.secret, generation=None, deadline=deadline, terms=terms
+        place.number,
+        place.size,
+        place.store,
+        secret=place.secret,
+        generation=None,
+        deadline=deadline,
+        terms=settings.terms,
     )
     if group.generation:
         withdraw_left_out(place.store, place.number)
@@ -345,7 +350,7 @@ def _go_on(group: Group, failure: RondeError | None, settings: Config) -> Commun
             failure,
             settings.connect_timeout,
             settings.heartbeat,
-            terms=terms_of(settings.transports, settings.standbys),
+            terms=settings.terms,
             standby=standby,
             leave=lambda: None,
             connect=connected,
@@ -389,8 +394,8 @@ def wait_to_join(
     def connected(group: Group) -> Communicator:
         return connect(group, config, time.monotonic() + min(config.connect_timeout, CONNECT_SECONDS))
 
-    deadline, terms = time.monotonic() + seconds, terms_of(config.transports, config.standbys)
-    return membership.wait_to_join(store, number, terms, secret, deadline, connected)
+    deadline = time.monotonic() + seconds
+    return membership.wait_to_join(store, number, config.terms, secret, deadline, connected)
 
 
 def _prepare(settings: Config, seconds: float) -> float:

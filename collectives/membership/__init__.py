@@ -17,7 +17,6 @@ from collectives.membership.registry import (
     ask_to_leave,
     is_elastic,
     set_bounds,
-    terms_of,
 )
 from collectives.membership.regrouping import (
     CONNECT_SECONDS,
@@ -35,6 +34,5 @@ __all__ = [
     "is_elastic",
     "regroup",
     "set_bounds",
-    "terms_of",
     "wait_to_join",
 ]

@@ -18,7 +18,6 @@ from typing import Final
 
 from collectives.membership.roster import NO_LIMIT, Roster, roster_from
 from collectives.membership.shared_log import SharedLog
-from collectives.version import __version__
 from transports.errors import RendezvousError
 from transports.packed import pack, unpack
 from transports.store import Awaited, Store
@@ -68,11 +67,6 @@ def newcomer_path(ticket: str, key: str) -> str:
 def newcomer_part(store: Store, ticket: str) -> Store:
     """The part of a job's store that belongs to a newcomer."""
     return store.prefixed(f"elastic/newcomer/{ticket}")
-
-
-def terms_of(transport: str, standbys: int = 0) -> str:
-    """The properties of a rank that those of a newcomer must equal, as text: version, transport, number of standbys."""
-    return f"Ronde {__version__} over {transport}" + (f" with standbys={standbys}" if standbys else "")
 
 
 def is_elastic(store: Store) -> bool:

@@ -27,7 +27,6 @@ from ray.util.collective.types import (
 
 from collectives.config import Config
 from collectives.launch import GuestJob, Place, Seat, own_settings
-from collectives.membership import terms_of
 from collectives.startup import connect
 from transports.errors import DeadlineExceeded, RendezvousError
 from transports.rendezvous import join, open_store
@@ -76,8 +75,7 @@ class RondeGroup(BaseGroup):  # type: ignore[misc]  # Ray has no types
                     published.callback(internal_kv._internal_kv_del, key)
                 seat, store = serving_store(key, rank, group_name, deadline, config.load_tls())
                 resources.callback(store.close)
-                terms = terms_of(config.transports, config.standbys)
-                group = join(rank, world_size, store, secret=seat.job.secret, deadline=deadline, terms=terms)
+                group = join(rank, world_size, store, secret=seat.job.secret, deadline=deadline, terms=config.terms)
             self._communicator = connect(group, config, deadline)
             resources.callback(self._communicator.close)
             self._resources = resources.pop_all()

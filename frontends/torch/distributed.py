@@ -32,7 +32,6 @@ from collectives import Communicator, Config, Status, connect
 from collectives import Work as Ours
 from collectives.compression import Compressor, State
 from collectives.endings import END_SECONDS, end_with_process
-from collectives.membership import terms_of
 from frontends.horovod import listed, rows_for
 from frontends.torch import streams
 from frontends.torch.calls import collective, message
@@ -90,8 +89,7 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup
         try:
             _check_variables(rank, size)
             meeting, secret = open_store(store, rank, deadline, resources, config.load_tls())
-            terms = terms_of(config.transports, config.standbys)
-            group = join(rank, size, meeting, secret=secret, deadline=deadline, terms=terms)
+            group = join(rank, size, meeting, secret=secret, deadline=deadline, terms=config.terms)
             communicator = connect(group, config, deadline)
         except RondeError as error:
             raise dist.DistBackendError(str(error)) from error

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import collectives as ronde
-from collectives import Communicator, ConfigError, DeadlineExceeded, PeerLost, RendezvousError, membership
-from collectives.membership import Change, History, ask_to_leave, regrouping, set_bounds, terms_of
+from collectives import Communicator, Config, ConfigError, DeadlineExceeded, PeerLost, RendezvousError, membership
+from collectives.membership import Change, History, ask_to_leave, regrouping, set_bounds
 from collectives.membership.registry import Registry
 from collectives.membership.roster import Newcomer
 from collectives.membership.verdict import Verdict
@@ -240,6 +240,10 @@ def grow(comm: Communicator) -> list[int]:
             comm = comm.regroup() or comm
     compute(comm, numbers(comm))
     return numbers(comm)
+
+
+def terms_of(transport: str) -> str:
+    return Config.load({"transport": transport}, environment={}).terms
 
 
 def test_a_newcomer_that_dies_while_it_waits_does_not_stop_the_ranks() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import collectives as ronde
-from collectives import Communicator, membership
-from collectives.membership import terms_of
+from collectives import Communicator, Config, membership
 from tests.collectives.membership.shrinks import PROCESSES, compute, linux, soon
 from tests.collectives.ranks import SECONDS, SECRET, meeting_place, member
 from tests.processes import run_processes
@@ -27,7 +26,8 @@ def process(number: int, url: str, transport: str) -> list[list[int]]:
     with the others and leaves. Returns the worlds in which this process has computed."""
     if number == 3:
         with contextlib.closing(open_store(url, SECRET, soon())) as store:
-            membership.wait_to_join(store, 3, terms_of(transport), SECRET, soon(), die)
+            terms = Config.load({"transport": transport}, environment={}).terms
+            membership.wait_to_join(store, 3, terms, SECRET, soon(), die)
     if number == 4:
         config = {"calibrate": False, "tcp": {"interface": "lo"}}
         os.environ.update(RONDE_JOIN="4", RONDE_STORE=url, RONDE_SECRET=SECRET.hex(), RONDE_JOB="a job")
