@@ -1441,6 +1441,9 @@ class Communicator(AsynchronousCalls):
                  their numbers in the channel. None for the channel of all ranks, of which there is one: no rank waits
         tag      0 to 2**28 - 1: tells calls of `channel` and `subset` apart that threads make at the same time
         timeout  seconds that the call may take; by default the setting `timeout`
+
+        Raises MismatchError on all ranks if one lists the same ranks in another order, or other ranks than the one that
+        it hears from; DeadlineExceeded if it hears from none.
         """
         new_context = self._family.new_context
         self._messages.check_open()

@@ -1,6 +1,6 @@
 """Channels: messages of bytes among some ranks, apart from all other messages; and the agreement on their number.
 
-A channel is the half of a communicator that needs no memory and no descriptor. Its number is given by the first of its
+A channel is the half of a communicator that needs no memory and no descriptor. Its number is given by the lowest of its
 ranks, which gives none twice, so that threads may make channels at the same time. It passes on what the transport's
 ability `AnySource` can do: receives of any length up to that of the memory, tags by ranges, and receives that are taken
 back. `PointToPoint` has the messages of arrays and objects.
@@ -16,7 +16,8 @@ from collectives.execution import Executor
 from collectives.operations.point_to_point import FAILURES, MAX_USER_TAG, Ended, Message, Transfer, Waiting, has_ended
 from transports.anysource import AnyRequest, AnySource, Arrival, Taken
 from transports.base import Request, Transport
-from transports.errors import DeadlineExceeded, PeerLost, TransportError
+from transports.errors import DeadlineExceeded, MismatchError, PeerLost, TransportError
+from transports.packed import pack, unpack
 
 MESSAGES: Final = 1 << 31
 """The bit of a frame's tag that separates messages from collectives."""
@@ -167,23 +168,34 @@ class Channel:
 
         tag      of the messages in which they agree on it: threads that call this at the same time give different ones
         timeout  seconds until they must have agreed
+
+        Raises MismatchError if a rank lists others than the one that it hears from. The lowest rank gives the number.
         """
-        place, size = ranks.index(self.rank), len(ranks)
+        mine = [int(rank) for rank in ranks]
+        members = sorted(mine)  # every order of the same ranks has the same tree
+        place, size = members.index(self.rank), len(members)
         if place == 0:
             context = self._new_context()
         else:
-            parent = place & (place - 1)
-            receipt = self.receive(None, ranks[parent], range(tag, tag + 1), timeout)
+            parent = members[place & (place - 1)]
+            receipt = self.receive(None, parent, range(tag, tag + 1), timeout)
             receipt.wait()
-            context = int.from_bytes(receipt.view)
-        bit, sends = 1, []
+            context, theirs = unpack(receipt.view)
+            if theirs != mine:
+                raise self._executor.abort_signal.fail(self._mismatch(parent, theirs, mine), "in channel")
+        bit, sends, note = 1, [], memoryview(pack((context, mine)))
         while place + bit < size and not place & bit:
-            sends.append(self.send(memoryview(context.to_bytes(8)), ranks[place + bit], tag, timeout))
+            sends.append(self.send(note, members[place + bit], tag, timeout))
             bit *= 2
         for send in sends:  # the caller may compute next, and look after no connection that begins
             send.wait()
-        members = tuple(self.ranks[rank] for rank in ranks)
-        return Channel(self._transport, members, context, MESSAGES, self._executor, self._new_context)
+        own = tuple(self.ranks[rank] for rank in mine)
+        return Channel(self._transport, own, context, MESSAGES, self._executor, self._new_context)
+
+    def _mismatch(self, other: int, theirs: list[int], mine: list[int]) -> MismatchError:
+        """The error for a rank of the channel that has listed other ranks than this one, or another order."""
+        text = f"the ranks list different ranks:\n  rank {other}: {theirs}\n  rank {self.rank}: {mine}"
+        return MismatchError(text, rank=self._transport.rank, peer=self.ranks[other])
 
 
 def _renumbered(arrival: Arrival, numbers: dict[int, int]) -> Arrival:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -52,6 +53,21 @@ def test_all_ranks_agree_on_the_number_and_the_messages_stay_apart(worlds: World
     assert all(contexts == found[0][0] for contexts, _ in found)
     assert len(set(found[0][0])) == 3
     assert all(apart for _, apart in found)
+
+
+@pytest.mark.parametrize(("liar", "other"), [(3, [0, 1, 3, 2]), (0, [3, 2, 1, 0]), (2, [2, 0, 1, 3]), (1, [0, 1])])
+def test_other_ranks_or_another_order_are_an_error_with_both_lists(liar: int, other: list[int]) -> None:
+    def body(comm: Communicator) -> Any:
+        def call() -> None:
+            comm.subset(other if comm.rank == liar else [0, 1, 2, 3], timeout=30)
+            comm.barrier()
+
+        with pytest.raises(MismatchError, match="list different ranks") as caught:
+            call()
+        return str(other) in str(caught.value) and "[0, 1, 2, 3]" in str(caught.value)
+
+    with contextlib.closing(Worlds()) as worlds:
+        assert all(worlds.get("local", 4).run(body))
 
 
 def test_threads_make_channels_at_the_same_time(worlds: Worlds) -> None:
