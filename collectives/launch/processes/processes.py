@@ -6,15 +6,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import inspect
 import os
 import selectors
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Final, TypeVar
+
+from collectives.launch.processes import guardian
 
 T = TypeVar("T")
 
@@ -109,19 +111,21 @@ def _beginning(path: str) -> bytes:
         return file.read(_BEGINNING)
 
 
-def signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; False if it has no process that this one may signal. 0 only checks that."""
+def signal_group(group: int, *numbers: int) -> bool:
+    """Send signals to a process group; False if it has no process that this one may signal. 0 only checks that."""
     try:
-        os.killpg(group, number)
+        for number in numbers:
+            os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
         return False
     return True
 
 
-def signal_process(pid: int, number: int) -> None:
-    """Send a signal to a process, if there is one that this one may signal."""
+def signal_process(pid: int, *numbers: int) -> None:
+    """Send signals to a process, if there is one that this one may signal."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+        for number in numbers:
+            os.kill(pid, number)
 
 
 def group_of(pid: int) -> int:
@@ -157,9 +161,9 @@ class Guardian:
         """Start the process. Raises OSError if that fails."""
         read, self._pipe = os.pipe()
         try:
-            script = str(Path(__file__).with_name("guardian.py"))
+            program = inspect.getsource(guardian)  # its file may be in a zip
             with open(os.devnull, "wb") as null:
-                arguments = [sys.executable, "-I", "-S", script]
+                arguments = [sys.executable, "-I", "-S", "-c", program]
                 self._pid = spawn(arguments, os.environ, read, null.fileno(), null.fileno())
         finally:
             os.close(read)

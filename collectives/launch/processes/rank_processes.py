@@ -161,19 +161,20 @@ class RankProcesses:
         return ended
 
     def signal_groups(self, number: signal.Signals) -> None:
-        """Send a signal to all ranks and everything that they started."""
+        """Send a signal to all ranks and everything that they started. Stopped processes go on, to handle it."""
         for process in self:
             self._signal(process, number)
         for stray in self._strays:
-            signal_process(stray, number)
+            signal_process(stray, number, signal.SIGCONT)
 
     def signal_group(self, rank: int, number: signal.Signals) -> None:
-        """Send a signal to a rank and everything that it started; to the latter alone if the rank has ended."""
+        """Send a signal to a rank and everything that it started; to the latter alone if the rank has ended. Stopped
+        processes go on, to handle it."""
         for process in [process for process in self if process.rank == rank]:
             self._signal(process, number)
             strays = self._strays_of([process])
             for stray in strays:
-                signal_process(stray, number)
+                signal_process(stray, number, signal.SIGCONT)
             self._strays |= strays  # to be collected
 
     def signal_ranks(self, number: signal.Signals) -> None:
@@ -218,7 +219,7 @@ class RankProcesses:
     def _signal(self, process: RankProcess, number: signal.Signals) -> None:
         """Send a signal to the group of a process."""
         if process.group_exists:
-            signal_group(process.pid, number)
+            signal_group(process.pid, number, signal.SIGCONT)
             if process.status is None:
                 process.last_signal = number
             else:
