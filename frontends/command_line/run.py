@@ -55,6 +55,7 @@ from collectives.scaling import Cooldown, Terms
 from frontends.command_line import horovod_settings
 from frontends.command_line.arguments import check_ssh, count, output_folder, positive, seconds, whole
 from frontends.command_line.host_arguments import add_host_names, add_ways, places_of
+from frontends.command_line.settings_here import problems_here
 from transports import launchers, registry
 from transports.auth import new_secret
 from transports.core_count import usable_cores
@@ -367,8 +368,6 @@ def main(args: argparse.Namespace) -> int:
     if args.nodes is not None:
         return run_node(args, command, extra, options)
     places = places_of(args)
-    if args.network_interface and any(place.is_here for place in places):
-        choose_address(args.network_interface, None)  # one error now, instead of one of each rank
     if all(place.is_here for place in places) and not args.module:
         check_file(args.command)
     return run_job(command, extra, places=places, **options)
@@ -420,6 +419,9 @@ def run_job(command: Sequence[str], extra: Mapping[str, str], **options: Any) ->
     options = {"secret": new_secret(), **options}
     if len(options["places"]) != 1:
         options["interface"] = interface_of(variables)
+    if any(place.is_here for place in options["places"]):
+        for problem in problems_here(Config.load(environment=variables)):
+            raise problem  # one error now, instead of one of each rank
     job = Job(command, variables=variables, passed_on=passed_on(os.environ, extra), name=token_hex(4), **options)
     try:
         return supervise(job)

@@ -86,6 +86,21 @@ def test_environment_of_ranks() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("setting", ["rules=/none.toml", "timeline=/none/t.json", "tcp.interface=none"])
+def test_settings_that_no_rank_here_can_follow_start_none(setting: str) -> None:
+    code, out, err = run(2, "echo started", "--set", setting)
+    assert (code, out, err.count("\n")) == (2, [], 1)
+    assert setting.partition("=")[0].removeprefix("tcp.") in err
+
+
+@pytest.mark.processes
+def test_a_stopped_rank_ends_with_the_others() -> None:
+    code, _, err = run(2, "[ $RONDE_RANK = 0 ] && exit 3; kill -STOP $$; sleep 100", "--grace", "200")
+    assert code == 3
+    assert "ended by the launcher (SIGTERM)" in err
+
+
+@pytest.mark.processes
 def test_variables_set_by_the_user_stay() -> None:
     done = ronde("run", "-np", "1", "sh", "-c", "echo $OMP_NUM_THREADS $RONDE_TIMEOUT",
                  extra={"OMP_NUM_THREADS": "7", "RONDE_TIMEOUT": "11"})  # fmt: skip

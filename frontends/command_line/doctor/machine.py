@@ -15,16 +15,16 @@ from collectives.config import Config, Settings, unknown_variables
 from collectives.jit import keeping_folder, obstacle
 from collectives.launch import run
 from collectives.launch.job import allocated
-from collectives.planning import Rules
 from collectives.version import __version__
 from frontends.command_line.arguments import check_use, count, positive
 from frontends.command_line.doctor import cluster
 from frontends.command_line.doctor.facts import first_version, frameworks, gpu_software
 from frontends.command_line.host_arguments import HOSTS, add_hosts, hosts_of
+from frontends.command_line.settings_here import problems_here
 from transports import copying, launchers, registry
 from transports.core_count import usable_cores
 from transports.errors import ConfigError
-from transports.interfaces import choose_address, interfaces
+from transports.interfaces import interfaces
 
 DESCRIPTION: Final = """\
 Check this machine. The report shows the versions of Ronde, of the frameworks and of the software for GPUs, the launcher
@@ -105,16 +105,7 @@ def examine() -> dict[str, Any]:
     except ConfigError as error:
         problems.append(str(error))
     else:
-        interface = config.transport_options("tcp").interface
-        for check in (
-            config.load_tls,
-            lambda: Rules.read(config.rules),
-            lambda: choose_address(interface, None) if interface else None,
-        ):
-            try:
-                check()
-            except ConfigError as error:
-                problems.append(str(error))
+        problems += map(str, problems_here(config))
         reason = transports[config.transport]
         if reason is not None and None in transports.values():
             problems.append(f"transport={config.transport!r} cannot be used here: {reason}")
