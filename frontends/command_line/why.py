@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from collectives import flight
+from collectives.config import Settings
 from collectives.observing import (
     CurrentCall,
     DifferentWorlds,
@@ -40,7 +41,8 @@ examples:
   ronde why records/                     records that were copied
   ronde why --trace calls.json           and write all calls for Perfetto (https://ui.perfetto.dev)
 
-exit codes: 0 nothing is wrong; 1 something is wrong, or the work failed; 2 there are no records, or a file is none
+exit codes: 0 no rank has failed, and none has been waited for longer than 30 s; 1 the job has failed or hangs; 2 there
+are no records, or a file is none
 """
 _MOST_LINES: Final = 32
 """Ranks up to which each has a line; beyond it ranks in the same call share one."""
@@ -49,7 +51,7 @@ _WORDS: Final = {
     Failure.LEFT: "has closed its world while others needed it: its program ended, or called shutdown or close",
     Failure.STOPPED: "is stopped, or does not answer",
     Failure.ABORTED: "aborted: its program raised an exception or called abort",
-    Failure.ABSENT: "lives and does not come to the call",
+    Failure.ABSENT: "lives and has not come to the call",
     Failure.OTHER: "failed",
 }
 
@@ -77,7 +79,14 @@ def main(args: argparse.Namespace) -> int:
         with writing(args.trace, "--trace"):
             args.trace.write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n", "utf-8")
         sys.stdout.write(f"{args.trace}: the last calls of all ranks\n")
-    return 0 if explanation.kind == Failure.NONE else 1
+    return exit_code(explanation)
+
+
+def exit_code(explanation: Explanation) -> int:
+    """See EXAMPLES. In a job that runs well, ranks wait for others for less than the setting `stall`."""
+    kind, call = explanation.kind, explanation.call
+    is_new = call is not None and call.seconds < Settings().stall
+    return 0 if kind == Failure.NONE or (kind == Failure.ABSENT and not explanation.cause and is_new) else 1
 
 
 def read(paths: Sequence[Path]) -> list[flight.Record]:

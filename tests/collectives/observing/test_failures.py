@@ -358,6 +358,12 @@ def test_a_world_that_runs_and_waits() -> None:
     assert (found.call.number, found.call.waits_for) == (11, (2,))
 
 
+def test_the_command_fails_only_for_a_wait_that_is_long() -> None:
+    short, long = (explain(hung().records(read_after=after)) for after in (9000, 40_000))
+    assert [found.kind for found in (short, long)] == [Failure.ABSENT] * 2
+    assert [why.exit_code(found) for found in (short, long)] == [0, 1]
+
+
 def test_a_world_in_which_nothing_is_wrong() -> None:
     world = MadeWorld(["a", "a"])
     world.call()
