@@ -98,20 +98,27 @@ class WayToStore:
         self._proxy: rendezvous.TcpStoreServer | None = None
         if not is_far:
             return
-        tls = Config.load(environment=environment).load_tls()
-        deadline = time.monotonic() + REACH_SECONDS
         if ranks > 1:
+            tls = Config.load(environment=environment).load_tls()
+            deadline = time.monotonic() + REACH_SECONDS
             self._proxy = rendezvous.proxy_of(url, secret, below=ranks, deadline=deadline, tls=tls)
             self._proxy.start()
             self.url = self._proxy.url
         else:
-            with contextlib.closing(_opened(url, secret, deadline, tls)) as store:
-                store.with_timeout(REACH_SECONDS).peek("reach")
+            reach(url, secret, environment)
 
     def close(self) -> None:
         """End the proxy. Idempotent."""
         if self._proxy is not None:
             self._proxy.close()
+
+
+def reach(url: str, secret: bytes, environment: Mapping[str, str]) -> None:
+    """Ask a store that is served already for an answer. Raises RendezvousError if none comes within REACH_SECONDS,
+    ConfigError."""
+    tls = Config.load(environment=environment).load_tls()
+    with contextlib.closing(_opened(url, secret, time.monotonic() + REACH_SECONDS, tls)) as store:
+        store.with_timeout(REACH_SECONDS).peek("reach")
 
 
 def _opened(url: str, secret: bytes, deadline: float, tls: Tls | None) -> Store:

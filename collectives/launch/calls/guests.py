@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 from collectives.config import Config
 from collectives.launch.calls.outcome import Failure, Success, dump, failure
 from collectives.launch.processes import PASSED_ON, passed_on, rank_environment
-from collectives.launch.store_keeper import StoreKeeper, free_port
+from collectives.launch.store_keeper import StoreKeeper, free_port, reach
 from collectives.membership import set_bounds
 from collectives.startup import init
 from collectives.world_communicator import is_initialized, shutdown, world
@@ -185,8 +185,10 @@ class Occupant:
         return self
 
     def connect(self) -> None:
-        """Make the world communicator, if there is none yet. Collective. Raises as `init`."""
+        """Make the world communicator, if there is none yet. Collective. Raises as `init`, but RendezvousError soon if
+        the job has ended: its store was there before the seat."""
         if not is_initialized():
+            reach(self._seat.job.store, self._seat.job.secret, os.environ)
             init()
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:

@@ -26,9 +26,11 @@ from collectives.launch import (
     own_settings,
     seconds_of,
     show_line,
+    store_keeper,
     variables_of,
 )
 from collectives.launch.calls.guests import Lines
+from transports.errors import RendezvousError
 
 HERE = Place("node-a", "127.0.0.1")
 THERE = Place("node-b", "127.0.0.1")
@@ -93,6 +95,14 @@ def test_an_error_aborts_the_world_and_does_not_end_the_worker() -> None:
         with pytest.raises(RuntimeError, match=r"rank 0 raised SystemExit: 3"):
             rank.call(exit, [3])
     assert not collectives.is_initialized()
+
+
+def test_a_rank_that_comes_after_its_job_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_keeper, "REACH_SECONDS", 0.01)
+    with GuestJob({"RONDE_CONNECT_TIMEOUT": "600"}) as job:
+        seat = job.seats([HERE, THERE])[0]
+    with Occupant(seat) as rank, pytest.raises(RendezvousError, match="no connection"):
+        rank.connect()
 
 
 def _prints(first: int, second: int, *, last: int) -> int:
