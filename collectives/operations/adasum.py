@@ -37,7 +37,7 @@ def adasum(peers: Peers, source: Array, target: Array, sizes: Sequence[int]) -> 
     added in float64. A tensor that holds NaN or infinity on any rank comes out as NaN, in a world of one as it is.
     """
     dtype = FLOAT32 if is_small_float(source.dtype) else source.dtype
-    if peers.size == 1 or source.size == 0:
+    if peers.size == 1:
         np.copyto(target, source)
         return
     powers = np.zeros(len(sizes), np.int32)

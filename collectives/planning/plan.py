@@ -204,11 +204,17 @@ class Planner:
         )
         if self._obstacle is not None:
             demand = dataclasses.replace(demand, native=self._obstacle(call))
-        return self._lower(call, known, self._selector.choose(demand, call.algorithm))
+        choice = self._selector.choose(demand, call.algorithm)
+        if size > 1 and self._obstacle is None and _all_know_it_is_empty(call, known):
+            # Without elements there are no messages, and so no rank would notice that another one has some
+            demand = dataclasses.replace(demand, collective="barrier", reproducible=False, windows=False)
+            choice = self._selector.choose(demand)
+        return self._lower(call, known, choice)
 
     def _lower(self, call: Call, known: Sequence[int], choice: Choice) -> Plan:
         """Lower the chosen algorithm for this call."""
-        spec, algorithm, geometry, segments = SPECS[call.collective], choice.algorithm, choice.geometry, choice.segments
+        algorithm, geometry, segments = choice.algorithm, choice.geometry, choice.segments
+        spec = SPECS[algorithm.collective]
         size, itemsize = geometry.size, call.dtype.itemsize
         blocks = known if spec.by_rank else split_evenly(call.blocks[0], algorithm.blocks(size))
         program = lower(
@@ -247,6 +253,13 @@ class Planner:
 def _steps(generate: Generator, geometry: Geometry) -> tuple[Step, ...]:
     """The steps of an algorithm, which depend on no size: other sizes of a call have other offsets alone."""
     return tuple(generate(geometry))
+
+
+def _all_know_it_is_empty(call: Call, known: Sequence[int]) -> bool:
+    """True if no rank has an element in the call, and every rank knows that."""
+    spec = SPECS[call.collective]
+    own = call.uneven or (spec.by_rank and spec.rooted)  # each rank knows its own parts only
+    return not (own or any(known) or call.shape is not None)
 
 
 def all_blocks(call: Call, size: int) -> tuple[int, ...]:

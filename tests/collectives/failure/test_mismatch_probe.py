@@ -87,6 +87,40 @@ def test_broadcast_of_a_rank_ahead_is_found_by_its_last_calls() -> None:
         assert "rank 2: broadcast(float64, 4 elements, root=1), its call 1, called from" in text
 
 
+@pytest.mark.parametrize("transport", ["local", "tcp", "shm"])
+@pytest.mark.parametrize("call", ["allreduce", "broadcast", "reduce", "scan", "adasum"])
+def test_a_rank_without_elements_does_not_go_on(transport: str, call: str) -> None:
+    """It exchanged nothing, and later calls went wrong."""
+
+    def body(comm: Communicator) -> str:
+        x = np.ones(0 if comm.rank == 0 else 5)
+
+        def calls() -> None:
+            comm.allreduce(x, "adasum") if call == "adasum" else getattr(comm, call)(x)
+            comm.barrier()  # a rank that only sends has returned
+
+        with pytest.raises(MismatchError, match="do not fit together") as caught:
+            calls()
+        return str(caught.value)
+
+    with world_of(transport, 4) as world:
+        for text in world.run(body):
+            assert "rank 0: " in text
+            assert " 0 elements" in text.splitlines()[1]
+
+
+def test_calls_without_elements_are_calls() -> None:
+    def body(comm: Communicator) -> list[tuple[int, ...]]:
+        x = np.ones((0, 2))
+        found = [comm.allreduce(x), comm.broadcast(x), comm.scan(x), comm.reduce_scatter(x), comm.allgather(x)]
+        found += [comm.alltoall(x), comm.allreduce(x, "adasum"), comm.allreduce(x, reproducible=True)]
+        return [each.shape for each in found]
+
+    for transport in ("local", "tcp", "shm"):
+        with world_of(transport, 3) as world:
+            assert world.run(body) == [[(0, 2)] * 8] * 3
+
+
 @pytest.mark.long
 def test_split_groups_are_compared_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mismatched_calls, "_TABLE_SECONDS", 3.0)  # on a busy machine a rank may be late by a second
