@@ -45,7 +45,7 @@ class State:
 
     library   takes arrays apart; that of a frontend for a framework's arrays
     strict    True to refuse a rank whose arrays differ from those of the others after the same commit. False gives it
-              theirs. Values that are no arrays are not compared: equal ones may be pickled differently
+              theirs. `sync` gives all ranks the other values of the lowest one
     """
 
     library: ClassVar[type[Arrays]] = Arrays
@@ -127,10 +127,11 @@ class State:
     def sync(self) -> None:
         """Give all ranks the last commit. Collective.
 
-        The ranks with the latest commit keep their values. They send them to the others in stripes, all at once, and
-        the digest is checked there. Before the first commit all get the values of rank 0. If ranks with the latest
-        commit have different arrays, most of them are right: the others raise MismatchError and close, and the right
-        ones raise AbortedError that names them, after which they may regroup (see `strict`).
+        The ranks with the latest commit keep their arrays, and send them to the others in stripes, all at once; the
+        digest is checked there. All get the other values of the lowest of them. Before the first commit all get the
+        values of rank 0. If ranks with the latest commit have different arrays, most of them are right: the others
+        raise MismatchError and close, and the right ones raise AbortedError that names them, after which they may
+        regroup (see `strict`).
 
         Raises the errors of a communicator, and on every rank an error if the values of one cannot be copied. If all
         ranks that had a commit are lost, the newcomers begin anew.
@@ -141,8 +142,7 @@ class State:
         holders = [rank for rank in range(comm.size) if commits[rank] == newest] if newest else [0]
         if len(holders) > 1:
             holders = self._agreed(comm, holders, newest)
-        has = comm.rank in holders
-        saved = give(comm, self._saved if has else None, holders)
+        saved = give(comm, self._saved if comm.rank in holders else None, holders)
         if len(holders) < comm.size:
             digests = comm.allgather_object(saved.digest(outline=True))
             wrong = [rank for rank in range(comm.size) if rank not in holders and digests[rank] != digests[holders[0]]]
@@ -150,8 +150,9 @@ class State:
                 raise MismatchError(
                     f"ranks {runs(wrong)} received a state that differs from that of ranks {runs(holders)}"
                 )
+        replaced = saved is not self._saved
         self._saved, self._commits = saved, max(newest, 1)
-        if not has:
+        if replaced:
             self.write(saved.value(self.library(), self.fixed()))
 
     def _copied(self, comm: Communicator) -> list[int]:
@@ -184,7 +185,7 @@ class State:
 
     def _agreed(self, comm: Communicator, holders: list[int], newest: int) -> list[int]:
         """Those of the holders that have the same arrays."""
-        digests = comm.allgather_object(self._saved.digest(outline=not self.strict) if comm.rank in holders else b"")
+        digests = comm.allgather_object(self._saved.digest(outline=False) if comm.rank in holders else b"")
         counts = Counter(digests[rank] for rank in holders)
         usual = max(holders, key=lambda rank: (counts[digests[rank]], -rank) if self.strict else (0, -rank))
         alike = [rank for rank in holders if digests[rank] == digests[usual]]

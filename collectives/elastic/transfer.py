@@ -24,20 +24,21 @@ _IN_FLIGHT: Final = 4
 def give(comm: Communicator, snapshot: Snapshot | None, holders: list[int]) -> Snapshot:
     """Give the snapshot of the ranks `holders` to all others. Returns it. Collective.
 
-    snapshot   None on a rank that lacks it
-    holders    ranks with the same snapshot, at least one, ascending; the same list on all ranks
+    snapshot   None on a rank that lacks it; returned as it is where it is that of the first holder
+    holders    ranks with the same arrays, at least one, ascending; the same list on all ranks. All get the outline of
+               the first
 
     Raises as the methods of a communicator.
     """
     lacking = [rank for rank in range(comm.size) if rank not in holders]
-    if not lacking:
-        assert snapshot is not None
-        return snapshot
     forms = None if snapshot is None else (snapshot.outline, snapshot.forms)
     outline, shapes = comm.broadcast_object(forms, root=holders[0])
-    mine = snapshot if comm.rank in holders else None
-    if mine is None:
+    if snapshot is None:
         mine = Snapshot.empty(outline, shapes)
+    else:
+        mine = snapshot if outline == snapshot.outline else Snapshot(outline, snapshot.arrays)
+    if not lacking:
+        return mine
     memory = mine.memory()
     parts = _divided(0, memory.size, len(lacking))
     if comm.rank in holders:

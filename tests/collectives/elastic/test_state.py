@@ -366,6 +366,24 @@ def test_ranks_that_computed_in_long_double_are_alike() -> None:
         world.run(rank)
 
 
+def test_values_that_are_no_arrays_are_those_of_the_lowest_rank() -> None:
+    def rank(comm: Communicator) -> None:
+        state = State(w=np.arange(3.0), epoch=0)
+        state.sync()
+        kept = state.w
+        state.epoch = 5 + comm.rank // 2
+        state.save()
+        state.sync()
+        assert (state.w.tolist(), state.epoch) == ([0, 1, 2], 5)
+        assert (state.w is kept) == (comm.rank < 2)
+        state.epoch = 9
+        state.restore()
+        assert state.epoch == 5
+
+    with world_of("local", 3) as world:
+        world.run(rank)
+
+
 def test_a_state_that_is_not_strict_takes_that_of_the_lowest_rank() -> None:
     class Lenient(State):
         strict = False
