@@ -126,6 +126,7 @@ class WinBody(AttributedBody):
             self.peers.call("barrier", timeout=constants.PATIENCE)  # until then other ranks may ask the keeper
             if self.keeper is not None:
                 self.keeper.close()
+                self.peers.call("barrier", timeout=constants.PATIENCE)  # its receive fails once the others have ended
 
 
 class Win(Attributed, Informed, Handling):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frontends.mpi import places
 from tests.frontends.mpi.conftest import Run
 from tests.worlds import world_of
 
@@ -199,3 +200,29 @@ def test_a_lost_rank_ends_access_and_threads() -> None:
     with world_of("local", 2) as world:
         assert world.run(body) == [True, True]
     assert "ronde-mpi-window" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_no_rank_ends_before_the_threads_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, slow = threading.Event(), []
+    close = places.Keeper.close
+
+    def close_late(keeper: Any) -> None:
+        if threading.current_thread() in slow:
+            ended.wait(0.2)
+        close(keeper)
+
+    monkeypatch.setattr(places.Keeper, "close", close_late)
+
+    def body(_: Any) -> bool:
+        comm = mpi().COMM_WORLD
+        if comm.rank == 0:
+            slow.append(threading.current_thread())
+        mpi().Win.Create(np.zeros(1), 8, comm=comm).Free()
+        if comm.rank == 0:
+            return bool(comm.sendrecv(True, 0, source=0))
+        comm.peers.process.world.close()
+        ended.set()
+        return True
+
+    with world_of("local", 2) as world:
+        assert world.run(body) == [True, True]
