@@ -32,7 +32,7 @@ class KerasState(VariablesState):
 
     Other values may refer to the model, its layers and variables, and the optimizer: they keep their identity.
 
-    optimizer  None for the optimizer that the model was compiled with
+    optimizer  None for the optimizer that the model was compiled with, if it was
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **values: Any) -> None:
@@ -41,7 +41,7 @@ class KerasState(VariablesState):
         if optimizer is not None and not isinstance(optimizer, OPTIMIZERS):
             raise TypeError(f"optimizer={optimizer!r:.60}: must be a Keras optimizer, not {type_name(optimizer)}")
         self.model = model
-        self.optimizer = model.optimizer if optimizer is None else optimizer
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         super().__init__(**values)
 
     def variables(self) -> list[Any]:

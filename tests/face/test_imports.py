@@ -159,6 +159,16 @@ def test_tensorflow_alone_does_not_load_keras_layers() -> None:
 
 
 @pytest.mark.processes
+def test_tensorflow_elastic_has_the_state_of_keras() -> None:
+    for needed in ("tensorflow", "keras"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed: pip install 'ronde[{needed}]'")
+    script = "import ronde.tensorflow.elastic as e; print(e.TensorFlowKerasState.__name__)"
+    done = python(script)
+    assert done.stdout == "KerasState\n", done.stdout + done.stderr
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["collectives", "frontends", "transports"])
 @pytest.mark.parametrize("what", ["script", "command"])
 def test_l3_a_folder_of_one_of_its_names_is_an_error_that_names_both(tmp_path: Path, name: str, what: str) -> None:

@@ -358,6 +358,9 @@ def values() -> None:
         (TypeError, "process_set=5: must be", functools.partial(hvd.DistributedOptimizer, sgd, process_set=5)),
     ):
         raises(error, text, function, *options)
+    state = hvd.elastic.KerasState(small_model(rank), epoch=rank)  # of a model that is not compiled
+    state.sync()
+    assert (state.epoch, identical(hvd, state.model)) == (0, True)
     raises(hvd.HorovodInternalError, "rank 1", hvd.allreduce, np.zeros(1 + rank), name="different")
     average = hvd.callbacks.MetricAverageCallback()
     for logs in ({"loss": 1.0, "lr" if rank else "val_loss": 2.0}, {} if rank else {"loss": 1.0}):
