@@ -5,11 +5,9 @@ An exception that ends the script ends the job: the pending calls of the other r
 
 from __future__ import annotations
 
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 import collectives
@@ -17,6 +15,7 @@ from frontends.mpi.alias import VERSION as ALIAS_VERSION
 from frontends.mpi.alias import install
 from frontends.mpi.constants import SUBVERSION, VERSION
 from frontends.mpi.rc import rc
+from frontends.programs import prepared
 
 USAGE: Final = """\
 usage: python -m ronde.mpi [-rc NAME=VALUE,...] (script.py | -m module | -c command) [argument ...]
@@ -42,42 +41,12 @@ def main(words: Sequence[str] | None = None) -> None:
     while arguments and arguments[0] in ("-rc", "--rc"):
         _set(arguments[1] if len(arguments) > 1 else "")
         arguments = arguments[2:]
-    if not arguments or (arguments[0].startswith("--") and arguments[0] not in _SHOWN):
-        sys.stderr.write(USAGE)
-        raise SystemExit(2)
-    if arguments[0] in _SHOWN:
+    if arguments and arguments[0] in _SHOWN:
         sys.stdout.write(_SHOWN[arguments[0]])
         raise SystemExit(0)
+    run = prepared(arguments, USAGE)
     install()
-    run_program(arguments, "__main__")
-
-
-def run_program(arguments: list[str], name: str) -> dict[str, object]:
-    """Run a script, `-m module` or `-c command` with the rest of the arguments, as the module `name`; its names."""
-    kind, rest = arguments[0], arguments[1:]
-    if kind in ("-m", "-c"):
-        if not rest:
-            sys.stderr.write(USAGE)
-            raise SystemExit(2)
-        sys.argv[:] = [rest[0] if kind == "-m" else "-c", *rest[1:]]
-        if kind == "-m":
-            return runpy.run_module(rest[0], run_name=name, alter_sys=True)
-        return _run_command(rest[0], ModuleType(name))
-    sys.argv[:] = arguments
-    if not sys.flags.safe_path:
-        sys.path[0] = str(Path(kind).resolve().parent)  # the script finds the modules beside it
-    return runpy.run_path(str(Path(kind).absolute()), run_name=name)  # as Python does: it may change the folder
-
-
-def _run_command(text: str, module: ModuleType) -> dict[str, object]:
-    """Run a text as a module, which pickles of its functions and classes find meanwhile; its names."""
-    before = sys.modules[module.__name__]
-    sys.modules[module.__name__] = module
-    try:
-        exec(compile(text, "<command>", "exec"), module.__dict__)
-    finally:
-        sys.modules[module.__name__] = before
-    return module.__dict__
+    run(run_name="__main__")
 
 
 def _set(text: str) -> None:

@@ -9,33 +9,24 @@ as accelerate and transformers. A script that calls init_process_group itself fa
 
 from __future__ import annotations
 
-import runpy
-import sys
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
+from typing import Final
 
 import torch.distributed as dist
 
 import frontends.torch.distributed  # noqa: F401 - where Ronde is not installed, this registers the backend
+from frontends.programs import prepared
 from frontends.torch_backend import BACKEND
+
+_USAGE: Final = "usage: python -m ronde.torch.with_group (script.py | -m module | -c command) [argument ...]\n"
 
 
 def main(words: Sequence[str]) -> None:
-    """Make the default process group, and run a script or, after `-m`, a module with its arguments as the main program.
+    """Make the default process group, and run a script, a module or a command with its arguments as the main program.
 
     The group is destroyed at the end, or aborted if the script fails.
     """
-    match words:
-        case ["-m", module, *rest]:
-            path, run = module, partial(runpy.run_module, module, alter_sys=True)
-        case [path, *rest] if not path.startswith("-"):
-            if not sys.flags.safe_path:
-                sys.path[0] = str(Path(path).resolve().parent)
-            run = partial(runpy.run_path, str(Path(path).absolute()))  # as Python does: it may change the folder
-        case _:
-            sys.exit("usage: python -m ronde.torch.with_group SCRIPT [ARGUMENT...], or -m MODULE [ARGUMENT...]")
-    sys.argv = [path, *rest]
+    run = prepared(words, _USAGE)
     dist.init_process_group(BACKEND)
     try:
         run(run_name="__main__")

@@ -10,18 +10,16 @@ from typing import Final
 from frontends.mpi import MPI, install
 from frontends.mpi.futures.executors import master
 from frontends.mpi.futures.workers import TASK, serve
-from frontends.mpi.run import run_program
+from frontends.programs import prepared
 
+_USAGE: Final = "usage: python -m ronde.mpi.futures (script.py | -m module | -c command) [argument ...]\n"
 _WORKER: Final = "__worker__"
 """The name that the script has on workers, where it must not run as the main program."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run the program of a command line on rank 0, and serve it on the others."""
-    arguments = list(sys.argv[1:] if words is None else words)
-    if not arguments:
-        sys.stderr.write("usage: python -m ronde.mpi.futures (script.py | -m module | -c command) [argument ...]\n")
-        raise SystemExit(2)
+    run = prepared(sys.argv[1:] if words is None else words, _USAGE)
     install()
     alias = ModuleType(_WORKER)  # classes of the script that workers send are said to be of that module
     alias.__dict__["__getattr__"] = lambda name: getattr(sys.modules["__main__"], name)
@@ -33,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> None:
         after.__dict__["__getattr__"] = lambda name: getattr(master.program, name)
         sys.modules["__main__"] = after
         try:
-            run_program(arguments, "__main__")
+            run(run_name="__main__")
         except SystemExit:
             _end(comm)
             raise
@@ -41,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     master.workers = comm.Create_group(comm.group.Excl([0]))
     program = ModuleType("__main__")
-    program.__dict__.update(run_program(arguments, _WORKER))
+    program.__dict__.update(run(run_name=_WORKER))
     program.__dict__["__name__"] = "__main__"
     sys.modules["__main__"] = program  # tasks name the functions of the script so
     while serve(comm, 0):

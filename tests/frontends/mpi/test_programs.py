@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from frontends.mpi.rc import Rc
-from frontends.mpi.run import main, run_program
+from frontends.mpi.run import main
+from frontends.programs import prepared
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -244,7 +245,7 @@ def test_a_script_finds_the_modules_beside_it(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.chdir(tmp_path)
     try:
-        names = run_program(["script.py", "word"], "__main__")
+        names = prepared(["script.py", "word"], "")(run_name="__main__")
         assert names["value"] == 7
         assert names["__file__"] == str(tmp_path / "script.py")  # it may change the folder, and find itself again
         assert sys.path[0] == str(tmp_path)
@@ -257,7 +258,7 @@ def test_objects_of_the_classes_of_a_command_are_pickled(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "argv", [])
     main_module = sys.modules["__main__"]
     text = "import pickle\nclass Point: ...\nfound = isinstance(pickle.loads(pickle.dumps(Point())), Point)"
-    assert run_program(["-c", text], "__main__")["found"]
+    assert prepared(["-c", text], "")(run_name="__main__")["found"]
     assert sys.modules["__main__"] is main_module
 
 
