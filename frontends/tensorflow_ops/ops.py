@@ -149,7 +149,7 @@ def _sparse(
 ) -> tf.IndexedSlices:
     _check_sparse(op)
     small, ctx = compression.compress(slices.values)
-    parts = [_form_of(slices), small, slices.indices]
+    parts = [_form_of(slices, op), small, slices.indices]
     _, values, indices = grouped_allgather(parts, name, ignore_name_scope, process_set)
     values = compression.decompress(values, ctx)
     if op == Average:
@@ -160,10 +160,12 @@ def _sparse(
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _form_of(slices: tf.IndexedSlices) -> tf.Tensor:
-    """Return a tensor without rows, whose allgather shows if the dense shape is the same on all ranks."""
+def _form_of(slices: tf.IndexedSlices, op: OpName) -> tf.Tensor:
+    """Return a tensor without rows, whose allgather shows if the dense shape is the same on all ranks, and the op, as
+    the last dimension."""
     lengths = [] if slices.dense_shape is None else tf.cast(slices.dense_shape, tf.int64)
-    return tf.zeros(tf.concat([tf.constant([0], tf.int64), lengths], 0), tf.uint8)
+    first, last = tf.constant([0], tf.int64), tf.constant([1 + (op == Average)], tf.int64)
+    return tf.zeros(tf.concat([first, lengths, last], 0), tf.uint8)
 
 
 def _check_sparse(op: OpName) -> None:

@@ -152,7 +152,7 @@ def sparse_allreduce_async(
         found = tensor.layout if isinstance(tensor, torch.Tensor) else type_name(tensor)
         raise TypeError(f"tensor: must be a sparse COO tensor, not {found}")
     coalesced = tensor.coalesce()
-    parts = [form_of(coalesced), coalesced.indices().t().contiguous(), coalesced.values()]
+    parts = [form_of(coalesced, op), coalesced.indices().t().contiguous(), coalesced.values()]
     with naming(comm, "sparse_allreduce", name) as label:
         gathered = grouped_allgather_async(parts, label, process_set)
 

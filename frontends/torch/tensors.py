@@ -13,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from collectives import OpName
 from collectives.arrays import named_dtype
 from collectives.libraries import no_memory
-from frontends.horovod import Library
+from frontends.horovod import Average, Library, Sum
 
 _NAMES: Final[dict[torch.dtype, str]] = {
     getattr(torch, name): name
@@ -126,10 +127,10 @@ def sparse_sum(where: torch.Tensor, what: torch.Tensor, shape: torch.Size) -> to
     return total.coalesce()
 
 
-def form_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without rows, whose allgather shows if a sparse tensor has the same shape on all ranks. It is on
-    the device of the values, as all tensors of one operation must be."""
-    return tensor.values().new_empty((0, *tensor.shape), dtype=torch.uint8)
+def form_of(tensor: torch.Tensor, op: OpName = Sum) -> torch.Tensor:
+    """Return a tensor without rows, whose allgather shows if a sparse tensor has the same shape on all ranks, and the
+    op, as the last dimension. It is on the device of the values, as all tensors of one operation must be."""
+    return tensor.values().new_empty((0, *tensor.shape, 1 + (op == Average)), dtype=torch.uint8)
 
 
 def plain_array(array: Any) -> tuple[Any, torch.dtype | None]:

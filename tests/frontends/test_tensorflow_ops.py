@@ -234,6 +234,10 @@ def mistakes(rank: int, size: int) -> None:
     for function in (hvd.allreduce, tf.function(lambda: hvd.allreduce(of_other_shapes))):
         arguments = (of_other_shapes,) if function is hvd.allreduce else ()
         assert "do not fit together" in raised(tf.errors.FailedPreconditionError, function, *arguments)
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+    assert "do not fit together" in raised(
+        tf.errors.FailedPreconditionError, lambda: hvd.allreduce(slices, op=hvd.Sum if rank else hvd.Average)
+    )
     with pytest.raises(hvd.HorovodInternalError) as told:
         hvd.allreduce(disagreeing)
     assert isinstance(told.value.__cause__, MismatchError)

@@ -170,6 +170,7 @@ def mistakes(rank: int, size: int) -> None:
         lambda: hvd.broadcast(torch.ones(3), rank, name="root"),
         lambda: hvd.allgather(torch.ones(2, 3 + rank), name="rows"),
         lambda: hvd.sparse_allreduce_async(torch.eye(2, 3 + rank).to_sparse(), "sparse", hvd.Sum)(),
+        lambda: hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "sparse", [hvd.Sum, hvd.Average][rank])(),
     ):
         with pytest.raises(RuntimeError, match=r"(?s)rank 0: .*rank 1: ") as caught:
             wrong()
