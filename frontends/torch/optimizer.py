@@ -55,7 +55,8 @@ def DistributedOptimizer(
 
     Parameters may be frozen, unfrozen, added (`add_param_group`) and replaced in the optimizer between two steps.
     A gradient that only some ranks have is zeros on the others; one that no rank has stays None. `step` raises
-    ValueError on every rank, with the names of the parameters, if the ranks' optimizers have different parameters.
+    ValueError on every rank, with their names, if the ranks' optimizers have different parameters or arguments, or if
+    the parameters have different values since a step that failed or was interrupted on a rank.
     Gradients that are on their way then keep waiting for the others, so `shutdown` must follow.
 
     Raises TypeError or ValueError for bad arguments, and for an optimizer that is a distributed one.
