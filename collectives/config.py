@@ -31,6 +31,8 @@ PREFIX: Final = "RONDE_"
 TIMELINE_STYLES: Final = ("ronde", "horovod", "horovod-cycles")
 COMPILED: Final = ("auto", "on", "off")
 """The values of the setting `compiled`."""
+_ALIKE: Final = ("standbys", "calibrate")
+"""The settings that all ranks of a world must have alike, beside the transport."""
 MOST_STANDBYS: Final = 16
 MOST_SECONDS: Final = 1e9
 """The longest time that a setting can have, 31 years: threads cannot wait for ten times as long."""
@@ -221,12 +223,15 @@ class Config(Settings):
     @property
     def terms(self) -> str:
         """The properties that the ranks of a world have in common, as text: the version, the transport with those that
-        it is built on unless they are the usual ones, the number of standbys. 'Ronde 0.1.0 over auto, intra=tcp'."""
+        it is built on unless they are the usual ones, and the settings that all ranks must have alike, unless they have
+        their defaults. 'Ronde 0.1.0 over auto, intra=tcp with standbys=2'."""
         given = registry.make_options(self.transport, self.options.get(self.transport, {}))
         inner = [(item, getattr(given, item.name)) for item in _built_on(given)]
         parts = [f"{item.name}={name}" for item, name in inner if name != item.default]
         over = ", ".join([self.transport, *parts])
-        return f"Ronde {__version__} over {over}" + (f" with standbys={self.standbys}" if self.standbys else "")
+        usual = Settings()
+        more = [f"{name}={value}" for name in _ALIKE if (value := getattr(self, name)) != getattr(usual, name)]
+        return f"Ronde {__version__} over {over}" + (f" with {', '.join(more)}" if more else "")
 
     def transport_options(self, name: str) -> Any:
         """The options object of transport `name`.

@@ -603,7 +603,8 @@ class Executor:
         known = self.abort_signal.disagreement
         if known is None:
             store, said = self._transport.group.store, f"{plan.call.describe()}, its call {number}"
-            known = mismatch(store, self.key, self.rank, len(self.ranks), said, detail)
+            way = f"{plan.algorithm.name} in {plan.geometry.segments} segments"
+            known = mismatch(store, self.key, self.rank, len(self.ranks), said, way, detail)
             self.abort_signal.disagreement = known
         return MismatchError(known.message, rank=known.rank)
 

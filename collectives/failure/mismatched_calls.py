@@ -65,25 +65,33 @@ def _calls_in(note: bytes | None, size: int) -> Iterator[tuple[int, int, int, st
                             yield other, number, digest, text
 
 
-def mismatch(store: Store, key: str, rank: int, size: int, call: str, detail: str) -> MismatchError:
+def mismatch(store: Store, key: str, rank: int, size: int, call: str, way: str, detail: str) -> MismatchError:
     """The error that this rank of a communicator raises: a table of the calls of all ranks.
 
     store    the group's
     key      names the communicator
     call     description of this rank's call
+    way      description of the way in which it runs, which the table has if all ranks made the same call
     detail   the difference that was noticed
     """
-    own = f"{call}, called from {_caller()}".encode(errors="replace")[:_LONGEST_LINE]
+    own = "\0".join([call, way, _caller()]).encode(errors="replace")[:_LONGEST_LINE]
     rows: list[bytes | None] = [own if peer == rank else None for peer in range(size)]
     with contextlib.suppress(RendezvousError):  # without the store the table has one row
         rows = _rows(store, f"mismatch/{key}", rank, size, own)
+    alike = len({None if row is None else row.partition(b"\0")[0] for row in rows}) == 1
     shared: dict[tuple[str, int], list[int]] = {}
     for peer, row in enumerate(rows):
-        text = "in no call of this communicator, or no answer" if row is None else row.decode(errors="replace")
+        text = "in no call of this communicator, or no answer" if row is None else _line(row, shows_way=alike)
         shared.setdefault((text, 0 if size > _MOST_LINES else peer), []).append(peer)
     lines = [f"{'rank' if len(ranks) == 1 else 'ranks'} {runs(ranks)}: {text}" for (text, _), ranks in shared.items()]
     table = "\n  ".join(lines)
     return MismatchError(f"the ranks' calls do not fit together:\n  {table}\n  (noticed: {detail})", rank=rank)
+
+
+def _line(row: bytes, *, shows_way: bool) -> str:
+    call, _, rest = row.decode(errors="replace").partition("\0")
+    way, _, caller = rest.partition("\0")
+    return f"{call}{f', by {way}' if shows_way else ''}, called from {caller}"
 
 
 def _rows(store: Store, table: str, rank: int, size: int, own: bytes) -> list[bytes | None]:

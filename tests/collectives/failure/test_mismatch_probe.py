@@ -12,6 +12,7 @@ import pytest
 from collectives import Communicator, MismatchError
 from collectives.failure import mismatched_calls
 from collectives.failure.mismatched_calls import find_mismatch
+from collectives.planning.rules import Rule
 from collectives.watchdog import watchdog as watch
 from tests.worlds import world_of
 from transports.rendezvous.memory import MemoryStore
@@ -107,6 +108,23 @@ def test_a_rank_without_elements_does_not_go_on(transport: str, call: str) -> No
         for text in world.run(body):
             assert "rank 0: " in text
             assert " 0 elements" in text.splitlines()[1]
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_the_table_has_the_algorithms_of_ranks_that_make_the_same_call(transport: str) -> None:
+    """Their rule tables differ."""
+
+    def body(comm: Communicator) -> str:
+        rules = (Rule("allreduce", "tree" if comm.rank == 0 else "ring"),)
+        comm._selector._rules = rules
+        with pytest.raises(MismatchError, match="do not fit together") as caught:
+            comm.allreduce(np.ones(1000))
+        return str(caught.value)
+
+    with world_of(transport, 2) as world:
+        for text in world.run(body):
+            assert "its call 1, by tree in 1 segments, called from" in text
+            assert "its call 1, by ring in 1 segments, called from" in text
 
 
 def test_calls_without_elements_are_calls() -> None:

@@ -218,7 +218,7 @@ def test_a_newcomer_that_does_not_fit_is_told() -> None:
         error = other.come(rank).exception(SECONDS)
         told.set()
         assert isinstance(error, ConfigError)
-        assert "over tcp, and the ranks have Ronde" in str(error)
+        assert "over tcp with calibrate=False, and the ranks have Ronde" in str(error)
         for future in ranks:
             future.result(SECONDS)
 
@@ -243,7 +243,7 @@ def grow(comm: Communicator) -> list[int]:
 
 
 def terms_of(transport: str) -> str:
-    return Config.load({"transport": transport}, environment={}).terms
+    return Config.load({"transport": transport, "calibrate": False}, environment={}).terms
 
 
 def test_a_newcomer_that_dies_while_it_waits_does_not_stop_the_ranks() -> None:

@@ -26,7 +26,7 @@ def process(number: int, url: str, transport: str) -> list[list[int]]:
     with the others and leaves. Returns the worlds in which this process has computed."""
     if number == 3:
         with contextlib.closing(open_store(url, SECRET, soon())) as store:
-            terms = Config.load({"transport": transport}, environment={}).terms
+            terms = Config.load({"transport": transport, "calibrate": False}, environment={}).terms
             membership.wait_to_join(store, 3, terms, SECRET, soon(), die)
     if number == 4:
         config = {"calibrate": False, "tcp": {"interface": "lo"}}
