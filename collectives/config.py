@@ -69,7 +69,8 @@ class Settings:
     reproducible     default of the argument `reproducible` of the reductions
     rules            path of a rule table (TOML), which precedes the cost model in the choice of algorithms
     calibrate        True measures in `init` by which kernel ranks that share memory copy data, and the links of several
-                     hosts; False uses the usual figures. What the rule table tells is not measured
+                     hosts; False uses the usual figures. What the rule table tells is not measured. The same on all
+                     ranks
     compiled         auto runs calls in shared memory, and small ones over TCP, as machine code if Numba is installed
                      (ronde[jit]), otherwise as functions of Python, as off always does. It is compiled once for a
                      machine, beside the job: auto waits for it for half of `connect_timeout`, at most 30 s, and goes on

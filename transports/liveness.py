@@ -16,6 +16,7 @@ from typing import Final
 STOPPED_SECONDS: Final = 0.5
 """Seconds for which a process must be seen stopped."""
 _HIGHEST_ID: Final = (1 << 31) - 1
+_WORD: Final = (1 << 64) - 1
 LONGEST_GAP: Final = 0.3
 """Maximum seconds between two observations. After a longer gap the observer itself did not run."""
 
@@ -24,7 +25,7 @@ LONGEST_GAP: Final = 0.3
 class Identity:
     """A process. Its start time distinguishes it from a later process with its id (0: unknown on this system).
 
-    `space` is the namespace of the id (0: there is only one).
+    `space` is the namespace of the id and of the time (0: there is only one).
     """
 
     pid: int
@@ -37,7 +38,7 @@ class Identity:
         start = space = 0
         with contextlib.suppress(OSError):  # not Linux
             start = _start_of(os.getpid())
-            space = os.stat("/proc/self/ns/pid").st_ino
+            space = _space()
         return cls(os.getpid(), start, space)
 
     @classmethod
@@ -46,7 +47,15 @@ class Identity:
         start = _start_of(pid)
         if not start:
             raise ProcessLookupError(f"process {pid} has ended")
-        return cls(pid, start, os.stat("/proc/self/ns/pid").st_ino)
+        return cls(pid, start, _space())
+
+
+def _space() -> int:
+    """The namespaces of ids and of time of this process, as one number of 64 bits: from other ones the same process has
+    another id or start time. Raises OSError."""
+    ids = os.stat("/proc/self/ns/pid").st_ino
+    times = os.stat("/proc/self/ns/time").st_ino if os.path.exists("/proc/self/ns/time") else 0  # since Linux 5.6
+    return (ids << 32 ^ times) & _WORD
 
 
 class Steady:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +71,24 @@ def test_a_watch_tells_the_dead_from_the_living(pidfd: bool, monkeypatch: pytest
         assert watch.stopped() == []
         watch.close()
         watch.close()
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare of util-linux")
+def test_a_process_in_another_namespace_of_time_counts_as_alive() -> None:
+    """There, start times are others."""
+    words = ["unshare", "--time", "--boottime", "86400", sys.executable, "-c"]
+    code = (
+        "from transports.liveness import Identity; own = Identity.own(); print(own.pid, own.start, own.space); input()"
+    )
+    with subprocess.Popen([*words, code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        told = process.stdout.readline().split()
+        if not told:
+            pytest.skip("no namespaces of time here")
+        with contextlib.closing(Watch()) as watch:
+            watch.add(1, Identity(*map(int, told)))
+            assert watch.dead() == []
 
 
 @pytest.mark.processes
