@@ -285,7 +285,7 @@ def test_launcher_with_keep_going_waits_for_the_survivors(tmp_path: Path, lost: 
     said = done.stderr.decode()
     assert done.returncode == code, said
     assert sorted(done.stdout.decode().splitlines()) == ["went on: 0", "went on: 2"]
-    ending = "killed by SIGKILL" if lost == "SIGKILL" else "ended by the launcher (SIGKILL)"
+    ending = "killed by SIGKILL" if lost == "SIGKILL" else "ended by the launcher (SIGTERM)"
     assert f"ronde: rank 1 failed: {ending}, pid " in said
     assert ("rank 0 failed: exited with 3" in said) == (codes[0] == "3")
 

@@ -214,11 +214,14 @@ def test_a_cause_that_cannot_be_read_wakes_once(store: CountingStore) -> None:
 def test_a_table_of_mismatched_calls_costs_two_requests_and_is_short(store: CountingStore) -> None:
     for rank in range(SIZE - 1):
         call = b"broadcast(root=1)" if rank == 7 else b"broadcast(root=0)"
-        store.inner.put_row("mismatch/world", rank, SIZE, call)
-    error = mismatch(store, "world", SIZE - 1, SIZE, "broadcast(root=0)", "a test")
+        store.inner.put_row("mismatch/world", rank, SIZE, call + b"\0ring\0train.py:1")
+    error = mismatch(store, "world", SIZE - 1, SIZE, "broadcast(root=0)", "ring", "a test")
     assert isinstance(error, MismatchError)
     assert store.requests == {"put_row": 1, "get": 1}
-    assert str(error).splitlines()[1:3] == ["  ranks 0-6, 8-9998: broadcast(root=0)", "  rank 7: broadcast(root=1)"]
+    assert str(error).splitlines()[1:3] == [
+        "  ranks 0-6, 8-9998: broadcast(root=0), called from train.py:1",
+        "  rank 7: broadcast(root=1), called from train.py:1",
+    ]
     assert len(str(error)) < 1000
 
 
@@ -227,7 +230,7 @@ def test_ranks_that_write_no_line_are_found_by_a_third_request(
 ) -> None:
     monkeypatch.setattr(mismatched_calls, "_TABLE_SECONDS", 0.01)
     began = time.monotonic()
-    error = mismatch(store, "world", 0, SIZE, "barrier()", "a test")
+    error = mismatch(store, "world", 0, SIZE, "barrier()", "tree", "a test")
     assert store.requests == {"put_row": 1, "get": 1, "rows": 1}
     assert "ranks 1-9999: in no call" in str(error)
     assert time.monotonic() - began < 10
