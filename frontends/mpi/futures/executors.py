@@ -16,7 +16,7 @@ from typing import Any, Final
 import collectives
 from frontends.mpi import MPI
 from frontends.mpi.errors import missing
-from frontends.mpi.futures.workers import Pool, RankPool, Task, called, initialized, serve
+from frontends.mpi.futures.workers import BrokenWorker, Pool, RankPool, Task, called, initialized, serve
 from frontends.mpi.ints import as_int, from_environment
 
 
@@ -113,6 +113,22 @@ class _Master:
 master: Final = _Master()
 
 
+class _Futures(set[Future[Any]]):
+    """The futures of an executor that are not done. They do not keep the executor.
+
+    broken   the error of a worker whose initializer has failed
+    """
+
+    broken: BrokenWorker | None = None
+
+    def ended(self, future: Future[Any]) -> None:
+        """A future is done."""
+        self.discard(future)
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, BrokenWorker):
+            self.broken = error
+
+
 class MPIPoolExecutor(Executor):
     """An executor whose workers are the other ranks.
 
@@ -140,7 +156,7 @@ class MPIPoolExecutor(Executor):
         self._pool: Pool | None = None
         self._comm: MPI.Intracomm | None = options.pop("_comm", None)
         self._closed = False
-        self._futures: set[Future[Any]] = set()
+        self._futures = _Futures()
         self._is_shared = False
         self._own_kind = object()
         self.ending: threading.Thread | None = None
@@ -187,12 +203,14 @@ class MPIPoolExecutor(Executor):
         return self
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have a worker call a function."""
+        """Have a worker call a function. Raises BrokenExecutor once a call has found that an initializer failed."""
         if self._closed:
             raise RuntimeError("the executor was shut down")
+        if self._futures.broken is not None:
+            raise BrokenWorker(str(self._futures.broken))
         future: Future[Any] = Future()
         self._futures.add(future)
-        future.add_done_callback(self._futures.discard)
+        future.add_done_callback(self._futures.ended)
         self._started().put(Task(future, (fn, args, kwargs)))
         return future
 

@@ -25,6 +25,10 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A function, its arguments, and those by keyword."""
 
 
+class BrokenWorker(BrokenExecutor):
+    """The initializer of the worker has failed."""
+
+
 class Task(NamedTuple):
     """A call that a worker is to make; its future in the master."""
 
@@ -173,9 +177,9 @@ def initialized(initializer: Callable[..., object] | None, initargs: Iterable[An
 
 
 def called(call: Call, broken: BaseException | None) -> Any:
-    """The result of a call. Raises BrokenExecutor on a worker whose initializer has failed."""
+    """The result of a call. Raises BrokenWorker on a worker whose initializer has failed."""
     if broken is not None:
-        raise BrokenExecutor(f"the initializer of the worker raised {broken!r}")
+        raise BrokenWorker(f"the initializer of the worker raised {broken!r}")
     function, arguments, options = call
     return function(*arguments, **options)
 
