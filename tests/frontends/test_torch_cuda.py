@@ -56,7 +56,8 @@ def test_what_shows_the_shape_of_a_sparse_tensor_is_on_the_device_of_its_values(
     where, what = torch.zeros((1, 2), dtype=torch.int64, device="meta"), torch.ones((2, 5), device="meta")
     sparse = torch.sparse_coo_tensor(where, what, (3, 5), is_coalesced=True, check_invariants=False)
     form = form_of(sparse)
-    assert form.shape == (0, 3, 5)
+    assert form.shape == (0, 3, 5, 1)
+    assert form_of(sparse, "average").shape == (0, 3, 5, 2)
     assert form.is_meta
 
 

@@ -93,7 +93,10 @@ def test_a_process_in_another_namespace_of_time_counts_as_alive() -> None:
 
 @pytest.mark.processes
 def test_a_process_that_becomes_another_program_is_reported() -> None:
-    with subprocess.Popen(["sh", "-c", "read word; exec sleep 60"], stdin=subprocess.PIPE) as process:
+    words = ["sh", "-c", "echo begun; read word; exec sleep 60"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # before, exec(3) may be under way
         watch = Watch()
         watch.add(1, Identity.of(process.pid))
         watch.add(2, Identity(process.pid, 1, Identity.own().space))
