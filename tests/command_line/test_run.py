@@ -86,7 +86,7 @@ def test_environment_of_ranks() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("setting", ["rules=/none.toml", "timeline=/none/t.json", "tcp.interface=none"])
+@pytest.mark.parametrize("setting", ["rules=/none.toml", "tcp.interface=none"])
 def test_settings_that_no_rank_here_can_follow_start_none(setting: str) -> None:
     code, out, err = run(2, "echo started", "--set", setting)
     assert (code, out, err.count("\n")) == (2, [], 1)
