@@ -50,8 +50,8 @@ _KNOWN: Final = 4
 """Bit beside the kinds of gradients: a rank has had a dense gradient in an earlier step."""
 _LAY_OUT: Final = 1
 """A wish: to make the groups anew."""
-_COMPARE: Final = 2
-"""A wish: to compare the values of the parameters."""
+_CHECK_ALIKE: Final = 2
+"""A wish: `Roster.check_alike`."""
 
 
 class _Pending:
@@ -308,11 +308,11 @@ class GradientReduction:
     def _unite(self) -> bool:
         """Set the kinds of gradients that the ranks have together. True if groups are to be made. Collective."""
         wish = _LAY_OUT if self._laid_out is not communicator_of(self._process_set) else 0
-        wish |= _COMPARE if self._may_differ else 0
+        wish |= _CHECK_ALIKE if self._may_differ else 0
         self._may_differ = True  # until the end of the step
         own = [(DENSE if one.begun else self._kind_of(one)) | (_KNOWN if one.dense else 0) for one in self._gradients]
         united = self._roster.unite(own, self._process_set, wish)
-        if united.wishes & _COMPARE:
+        if united.wishes & _CHECK_ALIKE:
             self._roster.check_alike(self._process_set)
         self._same_order = united.same_order
         lay_out = bool(united.wishes & _LAY_OUT)
