@@ -32,7 +32,7 @@ from transports.base import Request
 from transports.compiled import HEAD_BYTES, Channel, CompiledMessages
 
 _NOTHING: Final = memoryview(b"")
-_MOST_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 1 << 24
 """Bytes that the table of a call moves: all that time the lock of the transport is held."""
 
 

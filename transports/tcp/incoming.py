@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import socket
 import time
 from typing import Final
@@ -30,7 +31,7 @@ class Incoming(Lane):
     _data = DATA
 
     def __init__(self, owner: LaneOwner, loop: Loop, peer: int, sock: socket.socket, pieces: Reassembly) -> None:
-        super().__init__(owner, loop, peer, BUFFER_BYTES)
+        super().__init__(owner, loop, peer, mmap.mmap(-1, BUFFER_BYTES))  # the system gives the pages that are used
         self._delay_at = 0.0
         self._pieces = pieces
         self.attach(sock)

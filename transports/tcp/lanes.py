@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import socket
 from typing import ClassVar, Final, Protocol
 
@@ -19,11 +20,10 @@ from transports.tcp.frames import ABORT, GOODBYE, HEADER, MAX_CONTROL_BYTES, SPR
 
 _READ_BYTES: Final = 1 << 15
 """Two TLS records. One read takes a frame of 16 KiB with its header."""
-BUFFER_BYTES: Final = (1 << 18) + (1 << 12)
-"""Room for the largest frame of `transports.compiled`: 256 KiB and more than a head. The system gives memory to the
-parts that are used."""
-LARGEST: Final = BUFFER_BYTES - HEAD_BYTES
-"""The largest payload of compiled code."""
+LARGEST: Final = (1 << 21) + (1 << 12)
+"""The largest payload of compiled code: 2 MiB, and some bytes by which a piece of a call may exceed an even share."""
+BUFFER_BYTES: Final = LARGEST + HEAD_BYTES
+"""Room for its largest frame."""
 _READS_AT_ONCE: Final = 16
 _HEADER_BYTES: Final = HEADER.size
 _unpack_from: Final = HEADER.unpack_from
@@ -82,15 +82,15 @@ class Lane:
     _data: ClassVar[int | None] = None
     """The kind of frames that go to the match queue; all others are control frames."""
 
-    def __init__(self, owner: LaneOwner, loop: Loop, peer: int, buffer_bytes: int) -> None:
+    def __init__(self, owner: LaneOwner, loop: Loop, peer: int, buffer: bytearray | mmap.mmap) -> None:
         self.peer = peer
         self.closed = False
         self.health = LinkHealth()
         self._owner = owner
         self._loop = loop
         self._sock: socket.socket | None = None
-        self._buffer = bytearray(buffer_bytes)
-        self._window = memoryview(self._buffer)
+        self._buffer = buffer
+        self._window = memoryview(buffer)
         self._first_read = self._window[:_READ_BYTES]
         self._end = 0
         self._inbound: Target | None = None

@@ -79,7 +79,9 @@ class TcpLink(Link):
         self._stripings: dict[int, Striping] = {}
         self._reassemblies: dict[int, Reassembly] = {}
         self._spread_from = options.spread_bytes
-        self.largest = 0 if engine.group.tls else LARGEST
+        self.largest = 0 if group.tls else LARGEST
+        if any(connections_to(group, peer, options) for peer in self.peers):  # else no message is spread
+            self.largest = min(self.largest, options.spread_bytes - 1)
         self._departed: set[int] = set()
         self._absent: dict[int, float] = {}
         self._early_arrivals = EarlyArrivals()

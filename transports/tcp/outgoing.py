@@ -37,7 +37,7 @@ class Outgoing(Lane):
     """A lane to a peer. It queues frames before it has a socket, and sends them once it has one."""
 
     def __init__(self, owner: LaneOwner, loop: Loop, peer: int) -> None:
-        super().__init__(owner, loop, peer, _BACK_BUFFER)
+        super().__init__(owner, loop, peer, bytearray(_BACK_BUFFER))
         self._queue: deque[_Part] = deque()
 
     @property

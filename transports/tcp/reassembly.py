@@ -157,5 +157,5 @@ class InboundStripe(Lane):
     _data = PIECE
 
     def __init__(self, reassembly: Reassembly, loop: Loop, peer: int, sock: socket.socket) -> None:
-        super().__init__(reassembly, loop, peer, HEADER.size)
+        super().__init__(reassembly, loop, peer, bytearray(HEADER.size))
         self.attach(sock)

@@ -60,7 +60,7 @@ def table_of(comm: Communicator) -> MessageTable | None:
 
 def test_which_calls_have_tables() -> None:
     def body(comm: Communicator) -> None:
-        for count, has in ((1, True), (1 << 14, True), (1 << 16, True), (1 << 20, False)):
+        for count, has in ((1, True), (1 << 14, True), (1 << 17, True), (1 << 23, False)):
             x = np.ones(count, np.float32)
             for call in (
                 lambda x=x: comm.allreduce(x),
@@ -73,6 +73,20 @@ def test_which_calls_have_tables() -> None:
         assert table_of(comm) is None
 
     with world(["on"]) as ranks:
+        ranks.run(body)
+
+
+@pytest.mark.parametrize(("connections", "count", "has"), [(1, 1 << 11, True), (1, 1 << 12, False), (0, 1 << 12, True)])
+def test_messages_in_pieces_have_no_tables(connections: int, count: int, has: bool) -> None:
+    """Compiled code sends a message as a whole, over the main connection."""
+
+    def body(comm: Communicator) -> None:
+        x = np.arange(count, dtype=np.uint8)
+        for number in range(3):
+            assert (comm.broadcast(x + number, 0) == x + number).all()
+            assert (table_of(comm) is not None) == has
+
+    with world(["on"], tcp={"connections": connections, "spread_bytes": 1 << 12}) as ranks:
         ranks.run(body)
 
 
