@@ -19,7 +19,7 @@ from collectives.planning import Call
 
 _AFTER_UNEVEN: Final = 16
 """Number of gatherings that are not speculative after one that has ended without effect."""
-_MOST_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 1 << 22
 """Bytes of all ranks' parts, up to which a gathering by messages may be speculative. For larger parts the agreement on
 their sizes takes little of the time."""
 

@@ -56,9 +56,9 @@ def test_only_the_first_of_equal_gatherings_agrees_on_sizes() -> None:
             assert comm.allgather(x, out=out) is out
             assert out.tolist() == [float(rank) for rank in range(SIZE) for _ in range(4)]
         assert comm.metrics()["parts"]["allgather"]["calls"] == 1
-        comm.allgather(np.ones(1 << 19, np.int8))  # refused by all: others than before
+        comm.allgather(np.ones(1 << 21, np.int8))  # refused by all: others than before
         for _ in range(20):
-            comm.allgather(np.ones(1 << 19, np.int8))  # too large to be sent on speculation
+            comm.allgather(np.ones(1 << 21, np.int8))  # too large to be sent on speculation
         assert comm.metrics()["parts"]["allgather"]["calls"] == 22
 
     with world_of("tcp", SIZE) as world:
