@@ -9,6 +9,7 @@ from typing import Any, Final
 from collectives.metering import Finished, Trace, now
 from collectives.negotiation.messages import JOIN
 from collectives.operations import Job, Promise
+from collectives.written import WrittenMemory
 
 NEVER: Final = float("inf")
 
@@ -74,6 +75,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self._by_name: dict[str, Operation] = {}
+        self._written = WrittenMemory()
         self.get = self._by_name.get
         """The operation of a name, None if it is not in flight here."""
 
@@ -81,22 +83,34 @@ class InFlight:
         return bool(self._by_name)
 
     def add(self, operation: Operation) -> None:
-        """Add an operation. Raises NameInFlightError if its name is in flight, ValueError if join is."""
+        """Add an operation. Raises NameInFlightError if its name is in flight, ValueError if join is, or if it reduces
+        into memory of another one."""
         name = operation.name
         if JOIN in self._by_name:
             raise ValueError(f"name={name!r}: this rank has joined; it can submit again once all ranks have joined")
         if name in self._by_name:
             raise NameInFlightError(f"name={name!r}: an operation of this name is in flight on this rank")
-        self._by_name[name] = operation
+        written = () if operation.job is None else operation.job.written
+        if written:
+            owner = self._written.owner(written)
+            if owner is not None:
+                raise ValueError(
+                    f"name={name!r}: its result is written to memory of {owner!r}, which is in flight on this rank; "
+                    "wait for that operation first, or give a copy"
+                )
+        self._by_name[name] = operation  # first: an interrupt here aborts if the operation is found
+        self._written.add(name, written)
 
     def remove(self, name: str) -> Operation | None:
         """Remove an operation that has ended; None if it is not in flight here."""
+        self._written.remove(name)
         return self._by_name.pop(name, None)
 
     def remove_all(self) -> list[Operation]:
         """Remove all operations and return them."""
         operations = list(self._by_name.values())
         self._by_name.clear()
+        self._written.clear()
         return operations
 
     def agree(self, names: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from collectives.arrays import Array
 from collectives.operations.reduction import Reduction
 from collectives.operations.signature import Signature
+from collectives.written import Span
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -35,6 +36,7 @@ class Job(ABC, Generic[T_co]):
 
     timeout    seconds that it may take from its begin
     signature  the description of a named operation, which must be equal on all ranks
+    written    the memory that an allreduce writes its results to, where it is on the host
     packable    its arrays, if they may travel with those of other operations; then `run` need not be called
     """
 
@@ -53,6 +55,11 @@ class Job(ABC, Generic[T_co]):
         """See above."""
         return None
 
+    @property
+    def written(self) -> Sequence[Span]:
+        """See above."""
+        return ()
+
     @abstractmethod
     def run(self, deadline: float) -> Any:
         """Do all exchanges before the deadline (monotonic seconds); returns the product for `finish`. For an
@@ -70,7 +77,7 @@ class Job(ABC, Generic[T_co]):
 class FunctionJob(Job[T_co]):
     """A job made of two functions: `run` of the deadline, and `finish` of its product."""
 
-    __slots__ = ("_finish", "_packable", "_run", "_signature")
+    __slots__ = ("_finish", "_packable", "_run", "_signature", "_written")
 
     def __init__(
         self,
@@ -79,11 +86,13 @@ class FunctionJob(Job[T_co]):
         signature: Signature,
         packable: Packable | None = None,
         finish: Callable[[Any], T_co] | None = None,
+        written: Callable[[], Sequence[Span]] = tuple,
     ) -> None:
         super().__init__(timeout)
         self._run = run
         self._finish = finish
         self._packable = packable
+        self._written = written
         self._signature = signature
 
     @property
@@ -93,6 +102,10 @@ class FunctionJob(Job[T_co]):
     @property
     def packable(self) -> Packable | None:
         return self._packable
+
+    @property
+    def written(self) -> Sequence[Span]:
+        return self._written()
 
     def run(self, deadline: float) -> Any:
         return self._run(deadline)

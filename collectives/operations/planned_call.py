@@ -11,7 +11,7 @@ PlannedCalls --> PlannedCall --> Job --> CallQueue.run, submit, a persistent cal
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +25,7 @@ from collectives.operations.reduction import Reduction
 from collectives.operations.signature import Signature
 from collectives.operations.space import Result, Space
 from collectives.operations.speculation import Speculation
+from collectives.written import Span, span
 from transports.locks import let_go
 
 new_array: Final[Callable[..., Array]] = np.empty
@@ -422,6 +423,10 @@ class PlainJob(Job[Any]):
         source, target = self.arrays(out)
         return Packable((Part(reduction, source.size, source, target),), lambda: out)
 
+    @property
+    def written(self) -> Sequence[Span]:
+        return () if self.out is None or self.planned.signature.kind != "allreduce" else (span(self.out),)
+
     def run(self, deadline: float) -> Callable[[], Any] | None:
         planned, given = self.planned, self.out
         if planned.run(*self.arrays(self.result()), deadline) is False:
@@ -465,6 +470,13 @@ class ArrayJob(Job[Any]):
             return None
         assert result is not None
         return Packable((Part(reduction, self._source.size, self._source, result.flat),), result.finish)
+
+    @property
+    def written(self) -> Sequence[Span]:
+        result = self._result
+        if result is None or self.signature.kind != "allreduce" or not isinstance(result.flat, np.ndarray):
+            return ()
+        return (span(result.flat),)
 
     def run(self, deadline: float) -> None:
         result = self._result

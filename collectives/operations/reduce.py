@@ -21,6 +21,7 @@ from collectives.operations.reduction import AdasumReduction, Reduction
 from collectives.operations.signature import Signature, told
 from collectives.operations.space import Result, Space
 from collectives.planning import Selector, WindowOffset, WindowOffsets
+from collectives.written import Span, span
 
 
 class Options(NamedTuple):
@@ -112,7 +113,12 @@ class Reductions:
                 reduce_together(group, self.buffer, deadline, compares=True)
 
         together = Packable(parts, finish) if packable(signature) else None
-        return FunctionJob(run, seconds, signature, together, lambda _: finish())
+
+        def written() -> list[Span]:
+            given = [] if out is None else [result.flat for _, result in pairs]
+            return [span(array) for array in given if isinstance(array, np.ndarray)]
+
+        return FunctionJob(run, seconds, signature, together, lambda _: finish(), written)
 
     def _separate(self, pairs: list[tuple[Any, Result]], outs: Sequence[Any]) -> list[tuple[Any, Result]]:
         """The flat sources and the results of several reductions, in which no result is in the memory of another's

@@ -11,6 +11,7 @@ from collectives import OpName, ProcessSet, Work, global_process_set
 from collectives.arrays import is_small_float, rest, share
 from collectives.compression import Compressor, State
 from collectives.trees import Array, leaves, rebuilt
+from collectives.written import WrittenMemory, span
 from frontends.horovod import Average, Sum, as_horovod, check_compressor, check_passes, choose_op, communicator_of
 from frontends.numpy.ops import Agreement, as_array, as_leaf, writable
 
@@ -70,8 +71,8 @@ class GradientAverager:
         self._trees: dict[str, Any] = {}
         """The trees of the sums, as they were given last."""
         self._begun: dict[str, _PendingReduction] = {}
-        self._places: dict[int, str] = {}
-        """The addresses of arrays that are reduced in place, and their names."""
+        self._written = WrittenMemory()
+        """That of arrays that are reduced in place."""
         self.state = State()
 
     def add(self, name: str, gradient: Any) -> None:
@@ -106,7 +107,7 @@ class GradientAverager:
                 tree = self._trees[name]
                 self._begin(name, rebuilt(tree, (_zero(leaf) for _, leaf in leaves(tree))))
         begun, self._begun = self._begun, {}
-        self._places.clear()
+        self._written.clear()
         self._done = 0 if last else self._done + 1
         if last:
             self._sums.clear()
@@ -138,11 +139,11 @@ class GradientAverager:
             writable(array, path) if self._in_place else np.empty_like(array)
             for array, (path, _) in zip(arrays, found, strict=True)
         ]
-        places = {out.ctypes.data: name for out in outs if out.size} if self._in_place else {}
-        twice = [self._places[place] for place in places if place in self._places]
-        if twice:
+        spans = [span(out) for out in outs] if self._in_place else []
+        owner = self._written.owner(spans)
+        if owner is not None:
             raise ValueError(
-                f"name={name!r}: its array is that of {twice[0]!r}, which is in use; add it once, or a copy"
+                f"name={name!r}: its array has memory of that of {owner!r}, which is in use; add it once, or a copy"
             )
         begun = _PendingReduction(tree, [leaf for _, leaf in found], outs)
         paths = [path for path, _ in found]
@@ -151,7 +152,7 @@ class GradientAverager:
         if self._done == self._passes - 1:
             self._combine(begun, name, paths, arrays, outs)
         self._begun[name] = begun
-        self._places.update(places)
+        self._written.add(name, spans)
 
     def _add_up(self, name: str, tree: Any, arrays: dict[str, Array]) -> list[Array]:
         """The averages of the passes with the last one; with the others, the gradients as they were given. Shares are

@@ -200,6 +200,8 @@ def in_the_background(comm: Communicator) -> None:
     own.add("a", shared)
     with pytest.raises(ValueError, match=r"name='b': its array .*'a'"):  # it would be added up twice
         own.add("b", shared)
+    with pytest.raises(ValueError, match=r"name='b': .*'a'"):
+        own.add("b", {"x": np.ones(1), "y": shared[1:]})
     own.add("c", shared.copy())
     np.testing.assert_array_equal(own.wait()["a"], np.full(3, 1.0 * size))
     averager.add("a", np.ones(2))

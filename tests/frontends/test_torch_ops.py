@@ -205,6 +205,18 @@ def mistakes(rank: int, size: int) -> None:
             hvd.allreduce_async(torch.ones(2), name="twice")
     hvd.barrier()
     assert hvd.synchronize(first or hvd.allreduce_async(torch.ones(2) * 2, name="twice"))[0] == 1.5
+    for begin in (hvd.allreduce_async_, lambda tensor, **options: hvd.grouped_allreduce_async_([tensor], **options)):
+        for other in (slice(None), slice(2, 3)):
+            x = torch.ones(3)
+            handles = [begin(x[:2], name="a", op=hvd.Sum), begin(x[2:], name="b", op=hvd.Sum)]
+            with pytest.raises(ValueError, match=r"name='.*c': .*memory"):  # it would be added up twice
+                begin(x[other], name="c", op=hvd.Sum)
+            for handle in handles:
+                hvd.synchronize(handle)
+            assert x.tolist() == [size] * 3
+    x = torch.ones(3)
+    hvd.grouped_allreduce_([x, x[1:]], op=hvd.Sum)
+    assert x.tolist() == [size] * 3
 
 
 def test_mistakes_raise_everywhere_and_nothing_is_lost(pool: Pools) -> None:
