@@ -180,8 +180,12 @@ class _Settings:
     kept: dict[int, str] = field(default_factory=dict)
     """By the ids of the variables, the names of their gradients in the memory of a lossy compression."""
 
-    def combine(self, backend: Backend, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def combine(
+        self, backend: Backend, gradients: Sequence[Any], variables: Sequence[Any], reserved: str | None = None
+    ) -> list[Any]:
         """Return the gradients combined over all ranks, in the same order; None stays None.
+
+        reserved   name of the agreement, of `backend.reserve`, in a conditional step
 
         Raises as `backend.combine` if the ranks have different gradients, or list variables in different orders.
         """
@@ -191,7 +195,11 @@ class _Settings:
         lossy = self.compression if isinstance(self.compression, ErrorFeedback) else None
         chosen, contexts, tensors = [], [], []
         facts = option_facts(
-            op=self.op, factors=(self.prescale, self.postscale), compression=title_of(self.compression)
+            op=self.op,
+            factors=(self.prescale, self.postscale),
+            compression=title_of(self.compression),
+            backward_passes_per_step=self.passes,
+            average_aggregated_gradients=self.share != 1.0,
         )
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if id(variable) in self.local:
@@ -219,7 +227,7 @@ class _Settings:
                 self.kept.setdefault(id(variable), f"{label}.{len(self.kept)}")
             lossy.belong_to([self.kept[id(variable)] for variable in variables], variables)
             memory = [self.kept[id(variables[index])] for index in chosen]
-        given = ReductionOptions(how, self.name, facts, memory, lossy)
+        given = ReductionOptions(how, reserved or self.name, facts, memory, lossy, reserved is not None)
         for index, context, tensor in zip(chosen, contexts, backend.combine(tensors, given), strict=True):
             whole = lossy is not None or isinstance(tensor, backend.SPARSE)
             result[index] = tensor if whole else self.compression.decompress(tensor, context)
@@ -249,10 +257,10 @@ def _distribute_tf_keras(optimizer: Any, settings: _Settings) -> Any:
 
     backend = chosen()
 
-    def combine(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        return settings.combine(backend, gradients, variables)
+    def combine(gradients: Sequence[Any], variables: Sequence[Any], reserved: str | None) -> list[Any]:
+        return settings.combine(backend, gradients, variables, reserved)
 
-    return distribute(optimizer, combine, settings.local, settings.passes, settings.share != 1.0)
+    return distribute(optimizer, combine, settings.name, settings.local, settings.passes, settings.share != 1.0)
 
 
 def distribute(optimizer: Any, settings: _Settings) -> Any:
@@ -378,8 +386,10 @@ class _Combining:
         sums, chosen_ones = [self._ronde_sums[place] for place in used], [given._trainable_variables[p] for p in used]
         self._ronde_count.assign(keras.ops.mod(self._ronde_count + 1, self._ronde.passes))
 
+        name = backend.reserve(self._ronde.name)
+
         def combine(totals: list[Any]) -> list[Any]:
-            return self._ronde.combine(backend, totals, chosen_ones)
+            return self._ronde.combine(backend, totals, chosen_ones, name)
 
         def step(gradients: list[Any]) -> None:
             super(_Combining, self).apply(gradients, chosen_ones)  # type: ignore[misc]

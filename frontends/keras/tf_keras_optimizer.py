@@ -8,13 +8,15 @@ from typing import Any
 from frontends.keras.library import library, refuse_loss_scaling
 from frontends.tensorflow_ops import Aggregation
 
-Combine = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+Combine = Callable[[Sequence[Any], Sequence[Any], str | None], list[Any]]
 
 
-def distribute(optimizer: Any, combine: Combine, local: set[int], passes: int, average: bool) -> Any:
+def distribute(optimizer: Any, combine: Combine, name: str, local: set[int], passes: int, average: bool) -> Any:
     """Return an optimizer of the same class, options and state that combines gradients before it applies them.
 
-    combine   called with the gradients and their variables; returns the gradients combined over the ranks
+    combine   called with the gradients, their variables, and the name of the agreement, of `reserve`, in a tf.cond;
+              returns the gradients combined over the ranks
+    name      of the agreement
     local     ids of the variables whose gradients stay in their rank; the optimizer adds some
     passes    number of calls of `apply_gradients` whose gradients are summed before they are combined and applied
     average   divide the sums by `passes`
@@ -29,7 +31,10 @@ def distribute(optimizer: Any, combine: Combine, local: set[int], passes: int, a
     distributed: Any = object.__new__(type(kind.__name__, (_Combining, kind), {"__module__": kind.__module__}))
     distributed.__dict__.update(vars(optimizer))
     vars(distributed).update(
-        _ronde_combine=combine, _ronde_local=local, _ronde_passes=Aggregation(passes, average) if passes > 1 else None
+        _ronde_combine=combine,
+        _ronde_name=name,
+        _ronde_local=local,
+        _ronde_passes=Aggregation(passes, average) if passes > 1 else None,
     )
     return distributed
 
@@ -64,6 +69,6 @@ class _Combining:
             )
 
         if given._ronde_passes is None:
-            return apply(given._ronde_combine(gradients, variables))
-        totals = given._ronde_passes.add(gradients, variables, given._ronde_combine)
+            return apply(given._ronde_combine(gradients, variables, None))
+        totals = given._ronde_passes.add(gradients, variables, given._ronde_name, given._ronde_combine)
         return given._ronde_passes.apply(lambda: apply(totals), variables)

@@ -37,7 +37,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         if self._aggregation is None:
             reduced = self._reducer.reduce(gradients, variables)
         else:
-            reduced = self._aggregation.add(gradients, variables, self._reducer.reduce)
+            reduced = self._reducer.reduce_sums(self._aggregation, gradients, variables)
         return list(zip(reduced, variables, strict=True))
 
     @no_autograph
@@ -106,9 +106,9 @@ def DistributedOptimizer(
         return _keras_for(optimizer).DistributedOptimizer(**options)
     label = name or f"Distributed{type(optimizer).__name__}"
     scaling = gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients
-    reducer = Reducer(f"{label}_Allreduce", compression, sparse_as_dense, op, *scaling)
-    several = backward_passes_per_step > 1
-    aggregation = Aggregation(backward_passes_per_step, average_aggregated_gradients) if several else None
+    passes = backward_passes_per_step, average_aggregated_gradients
+    reducer = Reducer(f"{label}_Allreduce", compression, sparse_as_dense, op, *scaling, *passes)
+    aggregation = Aggregation(*passes) if backward_passes_per_step > 1 else None
     return _DistributedOptimizer(optimizer, label, use_locking, reducer, aggregation)
 
 

@@ -31,6 +31,7 @@ from frontends.horovod import (
     ranks_may_change,
     title_of,
 )
+from frontends.tensorflow_ops import Aggregation
 from transports.core_count import count_together
 
 Groups = int | Sequence[Sequence[Any]] | None
@@ -50,8 +51,11 @@ class Reducer:
         groups: Groups,
         process_set: ProcessSet,
         scale_local_gradients: bool,
+        passes: int = 1,
+        averages_passes: bool = False,
     ) -> None:
-        """`name` is the prefix of the operations' names. Raises TypeError or ValueError for a bad argument."""
+        """`name` is the prefix of the operations' names; `passes` and `averages_passes` are the optimizer's arguments
+        backward_passes_per_step and average_aggregated_gradients. Raises TypeError or ValueError for a bad argument."""
         op = choose_op(op)
         self._factors = predivided(op, gradient_predivide_factor)
         if is_lossy(compression):
@@ -65,6 +69,8 @@ class Reducer:
         members = Counter(_key(one) for group in groups for one in group) if isinstance(groups, Sequence) else {}
         if any(count > 1 for count in members.values()):
             raise ValueError("groups: a variable is in more than one")
+        self._passes = passes
+        self._averages_passes = averages_passes
         self._name = name
         self._compression = compression
         self._sparse_as_dense = sparse_as_dense
@@ -78,12 +84,23 @@ class Reducer:
         """Do not combine the gradient of a variable."""
         self._local.add(_key(source))
 
-    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any], generic_names: bool = False) -> list[Any]:
+    def reduce_sums(self, passes: Aggregation, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """`reduce` of the sums of several passes, in the last one."""
+
+        def reduce(sums: list[Any], variables: list[Any], name: str) -> list[Any]:
+            return self.reduce(sums, variables, reserved=name)
+
+        return passes.add(gradients, sources, self._name, reduce)
+
+    def reduce(
+        self, gradients: Sequence[Any], sources: Sequence[Any], generic_names: bool = False, reserved: str | None = None
+    ) -> list[Any]:
         """Return the combined gradients of `sources`; None stays None.
 
         Gradients are matched by the names of their sources, so ranks may list them in different orders; with
         `generic_names`, by their positions. In a graph, a group travels as soon as its
-        gradients are complete; in eager mode, all gradients are complete, and travel as one operation.
+        gradients are complete; in eager mode, all gradients are complete, and travel as one operation. `reserved` is
+        the name of the agreement, of `ops.reserve`, in a tf.cond.
 
         Raises ValueError on every rank, with the names, if a gradient is not of the same kind on all ranks (missing,
         dense or sparse), or if one rank lists sources of the same name in the order of their creation, and another
@@ -115,7 +132,7 @@ class Reducer:
             owners = {f"{self._name}/{names[index]}": _inner(sources[index]) for index in combined}
             lasting = {name: owner for name, owner in owners.items() if isinstance(owner, tf.Variable)}
             self._compression.belong_to(list(lasting), list(lasting.values()))
-        with ops.agreement(self._name, facts, self._process_set):
+        with ops.agreement(reserved or self._name, facts, self._process_set, reserved is not None):
             return self._reduced(results, combined, names, sources)
 
     def _options(self, sources: Sequence[Any], names: Sequence[str]) -> list[Fact]:
@@ -124,7 +141,14 @@ class Reducer:
         if isinstance(groups, Sequence):
             known = {_key(source): name for source, name in zip(sources, names, strict=True)}
             groups = [[known[_key(one)] for one in group if _key(one) in known] for group in groups]
-        return option_facts(op=self._op, factors=self._factors, compression=title_of(self._compression), groups=groups)
+        return option_facts(
+            op=self._op,
+            factors=self._factors,
+            compression=title_of(self._compression),
+            groups=groups,
+            backward_passes_per_step=self._passes,
+            average_aggregated_gradients=self._passes > 1 and self._averages_passes,
+        )
 
     def _reduced(self, results: list[Any], combined: list[int], names: list[str], sources: Sequence[Any]) -> list[Any]:
         """Return the gradients with those of the numbers `combined` replaced by their combinations."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from frontends.tensorflow_ops.aggregation import Aggregation as Aggregation
 from frontends.tensorflow_ops.compression import Compression
+from frontends.tensorflow_ops.nodes import reserve as reserve
 from frontends.tensorflow_ops.ops import agreement as agreement
 from frontends.tensorflow_ops.ops import (
     allgather,

@@ -7,6 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from frontends.tensorflow_ops.nodes import reserve
+
+Reduce = Callable[[list[Any], list[Any], str], list[Any]]
+"""Gets sums, their variables, and the name of the agreement, of `reserve`; returns the sums combined over the ranks."""
+
 
 class Aggregation:
     """Sums of gradients in variables, and the number of passes in them; for eager mode and graphs.
@@ -21,15 +26,16 @@ class Aggregation:
         self._sums: dict[tuple[int, ...], _Sums] = {}
         """By the ids of the variables; the list of the last pass is at the end."""
 
-    def add(
-        self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any], list[Any]], list[Any]]
-    ) -> list[Any]:
-        """Add a pass's gradients of these variables. Returns `reduce(sums, variables)`, for those that have a gradient
-        in a pass, in the last pass of a step, and zeros in the others; None for the others stays None."""
+    def add(self, gradients: Sequence[Any], variables: Sequence[Any], name: str, reduce: Reduce) -> list[Any]:
+        """Add a pass's gradients of these variables. Returns `reduce(sums, variables, ...)`, for those that have a
+        gradient in a pass, in the last pass of a step, and zeros in the others; None for the others stays None.
+
+        name   of the agreement; a rank with one pass per step agrees under it, too
+        """
         key = tuple(map(id, variables))
         sums = self._sums.pop(key, None)
         self._sums[key] = sums = _Sums(self._passes, self._average, variables) if sums is None else sums
-        return sums.add(gradients, reduce)
+        return sums.add(gradients, name, reduce)
 
     def apply(self, step: Callable[[], Any], variables: Sequence[Any]) -> Any:
         """Run step() and reset the sums in the last pass; do nothing in the others.
@@ -54,7 +60,8 @@ class _Sums:
         """The places of the gradients that a pass of this step has; in a graph, of those that any pass has."""
         self._due: Any = None
 
-    def add(self, gradients: Sequence[Any], reduce: Callable[[list[Any], list[Any]], list[Any]]) -> list[Any]:
+    def add(self, gradients: Sequence[Any], name: str, reduce: Reduce) -> list[Any]:
+        name = reserve(name)
         dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         given = {index: gradient for index, gradient in enumerate(dense) if gradient is not None}
         with tf.init_scope():
@@ -76,7 +83,7 @@ class _Sums:
             whole: list[Any] = [None] * len(dense)  # so that a variable keeps its name among those of the same name
             for index, total in zip(used, totals, strict=True):
                 whole[index] = total / self._passes if self._average else total
-            reduced = reduce(whole, self._variables)
+            reduced = reduce(whole, self._variables, name)
             return [reduced[index] for index in used]
 
         chosen = tf.cond(self._due, combined, lambda: [tf.zeros_like(total) for total in totals])

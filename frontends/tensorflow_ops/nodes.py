@@ -17,11 +17,16 @@ _STATEFUL: Final = {"agree", "barrier", "join", "rank", "members", "size", "loca
 
 
 def run(
-    call: Call, tensors: Sequence[tf.Tensor], kinds: Sequence[tf.DType] | None = None, ignore_scope: bool = False
+    call: Call,
+    tensors: Sequence[tf.Tensor],
+    kinds: Sequence[tf.DType] | None = None,
+    ignore_scope: bool = False,
+    reserved: bool = False,
 ) -> list[Any]:
     """Return the results of a call, of the types `kinds`, by default the types of the tensors.
 
     ignore_scope   use the call's exact name in a graph, not its name in the current name scope
+    reserved       the call's name is one of `reserve`
 
     In a graph, a name that the graph has already is numbered. A call without a name is called after its node: by kind,
     first tensor, and the functions and loops around it. Raises TypeError for a tensor that cannot travel, otherwise as
@@ -29,18 +34,18 @@ def run(
     """
     if ignore_scope and _in_graph():
         with tf.name_scope("/"):
-            return run(call, tensors, kinds)
+            return run(call, tensors, kinds, reserved=reserved)
     for tensor in tensors:
         if tensor.dtype.as_datatype_enum not in kernel.DTYPES:
             raise TypeError(f"tensor: is of type {tensor.dtype.name}; must be of numbers or bool")
     name = call.name or f"Ronde{call.kind.capitalize()}" + _suffix(tensors)
-    name = re.sub(r"[^A-Za-z0-9_.\\/]", "_", name).lstrip("_\\/.") or "Ronde"
+    name = _node_name(name)
     if _in_graph():
         graph = tf.compat.v1.get_default_graph()
         known = all(tensor.shape.is_fully_defined() for tensor in tensors)
         call = replace(
             call,
-            name=graph.unique_name(name, mark_as_used=False) if call.name else "",
+            name=call.name if reserved else graph.unique_name(name, mark_as_used=False) if call.name else "",
             shapes=tuple(tuple(tensor.shape.as_list()) for tensor in tensors) if known else None,
         )
     results = kernel.apply(
@@ -54,6 +59,16 @@ def run(
         for tensor, result in zip(tensors, results, strict=True):
             result.set_shape(tensor.shape)
     return results
+
+
+def reserve(name: str) -> str:
+    """Return the name that a call would have here, for a call in a branch of a tf.cond that follows: there its name
+    would have the scope of the tf.cond, which other ranks may not have."""
+    return tf.compat.v1.get_default_graph().unique_name(_node_name(name)) if _in_graph() else name
+
+
+def _node_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.\\/]", "_", name).lstrip("_\\/.") or "Ronde"
 
 
 def number_of_ranks(call: Call) -> Any:

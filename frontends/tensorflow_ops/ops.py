@@ -328,12 +328,14 @@ def stays_alone(process_set: ProcessSet) -> bool:
 
 
 @no_autograph
-def agreement(name: str, facts: Sequence[Fact], process_set: ProcessSet) -> Any:
+def agreement(name: str, facts: Sequence[Fact], process_set: ProcessSet, reserved: bool = False) -> Any:
     """Return a context for operations that need all ranks to have equal `facts`, eager or in a graph.
+
+    reserved   the name is one of `reserve`
 
     Raises ValueError on every rank, with the names of the parameters, if they differ: see horovod.agreement.
     """
-    done = run(Call("agree", name, set_ranks(process_set), facts=tuple(facts)), [], [])
+    done = run(Call("agree", name, set_ranks(process_set), facts=tuple(facts)), [], [], reserved=reserved)
     return tf.control_dependencies([] if tf.executing_eagerly() else done)
 
 

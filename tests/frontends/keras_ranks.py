@@ -429,6 +429,20 @@ def special_gradients() -> None:
     hvd.shutdown()
 
 
+def other_passes() -> None:
+    """The first step is an error on all ranks, in a compiled step as well."""
+    hvd = horovod()
+    rank = hvd.rank()
+    x, y = data(1)
+    for options, words in (
+        ({"backward_passes_per_step": 1 + rank}, "'backward_passes_per_step'"),
+        ({"backward_passes_per_step": 2, "average_aggregated_gradients": rank == 0}, "'average_aggregated_gradients'"),
+    ):
+        model = compiled(hvd.DistributedOptimizer(new_optimizer("sgd"), **options), 0)
+        raises(Exception, words, model.fit, x, y, batch_size=BATCH, verbose=0)
+    hvd.shutdown()
+
+
 def missing_in_a_pass() -> None:
     """A step has the gradients of all its passes, also of a variable that the last one does not use."""
     hvd = horovod()

@@ -63,6 +63,11 @@ def test_special_gradients(pool: Pool) -> None:
     pool.run(keras_ranks.special_gradients, ranks=2)
 
 
+@pytest.mark.parametrize("pool", ["tensorflow", "torch"], indirect=True)  # JAX raises its first error in every step
+def test_passes_of_other_ranks(pool: Pool) -> None:
+    pool.run(keras_ranks.other_passes, ranks=2)
+
+
 def test_a_gradient_that_some_passes_lack(pool: Pool) -> None:
     pool.run(keras_ranks.missing_in_a_pass, ranks=2)
 

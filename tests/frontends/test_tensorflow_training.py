@@ -537,6 +537,44 @@ def test_t6_arguments_of_other_ranks(pool: Pools, compiled: bool) -> None:
         assert "'groups': rank 0 has a value of 1, rank 1 has a value of [['table']]" in groups
 
 
+def other_passes(rank: int, size: int, cases: list[list[tuple[int, bool]]], compiled: bool) -> list[list[Any]]:
+    """The results of the passes of each case, up to the first error."""
+    found = []
+    for number, case in enumerate(cases):
+        passes, average = case[rank]
+        variable = tf.Variable([1.0, 2.0])
+        optimizer = hvd.DistributedOptimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(0.1),
+            f"passes{number}",
+            backward_passes_per_step=passes,
+            average_aggregated_gradients=average,
+        )
+
+        def step(variable: Any = variable, optimizer: Any = optimizer) -> None:
+            with tf.name_scope("mine"):
+                pairs = optimizer.compute_gradients(lambda: tf.reduce_sum(variable), [variable])
+                optimizer.apply_gradients(pairs)
+
+        run = tf.function(step) if compiled else step
+        results = [attempt(run)]
+        while not isinstance(results[-1], str) and len(results) < 6:
+            results.append(attempt(run))
+        found.append(results)
+    return found
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_t7_passes_of_other_ranks(pool: Pools, compiled: bool) -> None:
+    """The first step is an error on all ranks: a rank with one pass does not wait for others in a tf.cond."""
+    cases = [[(1, False), (2, False)], [(3, False), (2, False)], [(2, True), (2, False)], [(2, True), (2, True)]]
+    for rank, found in enumerate(pool(2).run(in_world, other_passes, cases, compiled)):
+        words = "'backward_passes_per_step'", "'backward_passes_per_step'", "'average_aggregated_gradients'"
+        for case, results, word in zip(cases, found[:3], words, strict=False):
+            assert word in results[-1]
+            assert len(results) == case[rank][0]
+        assert len(found[3]) == 6  # without an error
+
+
 def slices_with_an_op(rank: int, size: int) -> None:
     """The error comes before anything is sent: the other rank, which does not call it, does not wait."""
     slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([4, 2]))

@@ -17,7 +17,7 @@ from frontends.horovod import ErrorFeedback, Fact, Reduction
 class ReductionOptions:
     """Arguments of the allreduce of a step's gradients.
 
-    label   by which the ranks match the agreement on `facts` before it
+    label   by which the ranks match the agreement on `facts` before it; `reserved` if it is one of `Backend.reserve`
     facts   about all gradients, those that are missing as well
     memory  names of the gradients that are there, in the memory of `lossy`; none without it
     lossy   compresses dense ones; None leaves them as they are
@@ -28,6 +28,7 @@ class ReductionOptions:
     facts: Sequence[Fact]
     memory: Sequence[str]
     lossy: ErrorFeedback | None = None
+    reserved: bool = False
 
 
 class Backend:
@@ -52,6 +53,10 @@ class Backend:
         differ.
         """
         raise NotImplementedError
+
+    def reserve(self, label: str) -> str:
+        """Return a label for `combine` in `step_if`, by which ranks that combine outside of it know it, too."""
+        return label
 
     def dense(self, gradient: Any) -> Any:
         """Return the gradient as a dense tensor."""

@@ -10,7 +10,7 @@ from tensorflow.python.ops import control_flow_util
 
 from collectives import ProcessSet
 from frontends.keras.backends.interface import Backend, ReductionOptions
-from frontends.tensorflow_ops import Compression, agreement, members, reduce_together, stays_alone
+from frontends.tensorflow_ops import Compression, agreement, members, reduce_together, reserve, stays_alone
 
 
 class TensorFlowBackend(Backend):
@@ -28,8 +28,12 @@ class TensorFlowBackend(Backend):
                 "sets it"
             )
         compression, how = options.lossy or Compression.none, options.how
-        with agreement(options.label, options.facts, how.process_set):
+        with agreement(options.label, options.facts, how.process_set, options.reserved):
             return reduce_together(tensors, how, compression, options.memory)
+
+    def reserve(self, label: str) -> str:
+        """Return the label in the scope of the step."""
+        return reserve(label)
 
     def dense(self, gradient: Any) -> Any:
         """Return the gradient as a dense tensor."""
