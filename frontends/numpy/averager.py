@@ -12,7 +12,16 @@ from collectives.arrays import is_small_float, rest, share
 from collectives.compression import Compressor, State
 from collectives.trees import Array, leaves, rebuilt
 from collectives.written import WrittenMemory, span
-from frontends.horovod import Average, Sum, as_horovod, check_compressor, check_passes, choose_op, communicator_of
+from frontends.horovod import (
+    Average,
+    Sum,
+    as_horovod,
+    check_compressor,
+    check_passes,
+    choose_op,
+    communicator_of,
+    option_facts,
+)
 from frontends.numpy.ops import Agreement, as_array, as_leaf, writable
 
 _Form = tuple[np.dtype[Any], tuple[int, ...]]
@@ -186,7 +195,8 @@ class GradientAverager:
         label = f"{self._name}.{name}"
         with as_horovod():
             if paths != [name]:  # a bare array has no keys
-                begun.agreement = Agreement(comm, label, paths)
+                given = option_facts(backward_passes_per_step=self._passes)
+                begun.agreement = Agreement(comm, label, paths, given=given)
             if not arrays:
                 return
             if self._compression is None:

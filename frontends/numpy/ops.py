@@ -31,12 +31,20 @@ from frontends.horovod import (
 class Agreement:
     """The agreement of the ranks that their trees have the same leaves, whose results are combined by their order."""
 
-    def __init__(self, comm: Communicator, label: str, paths: Sequence[str], forms: Iterable[str] = repeat("")) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        label: str,
+        paths: Sequence[str],
+        forms: Iterable[str] = repeat(""),
+        given: Sequence[Fact] = (),
+    ) -> None:
         """Begin it. Collective; ranks match it by `label`.
 
         forms   of the leaves, as texts, which must be equal on all ranks
+        given   the arguments, of `option_facts`, which must be equal, too
         """
-        self._facts = [Fact(path, path, form, VALUE) for path, form in zip(paths, forms, strict=False)]
+        self._facts = [*given, *(Fact(path, path, form, VALUE) for path, form in zip(paths, forms, strict=False))]
         self._judge = begin_agreement(comm, label)
         self._work = begin_digests(comm, label, self._facts)
 

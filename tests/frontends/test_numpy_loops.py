@@ -190,6 +190,12 @@ def in_the_background(comm: Communicator) -> None:
     np.testing.assert_array_equal(found["w"][0], np.full((2, 3), (size - 1) / 2))
     assert found["b"] == size - 1
     assert averager.wait() == {}
+    if size > 1:
+        uneven = hvd.GradientAverager(backward_passes_per_step=2 - (rank == 0), name="uneven")
+        for _ in range(rank > 0):
+            assert uneven.average({"x": np.ones(2)}) is None
+        with pytest.raises(ValueError, match="backward_passes_per_step"):
+            uneven.average({"x": np.ones(2)})
     own = hvd.GradientAverager(op=hvd.Sum, in_place=True, name="own")
     own.begin(tree)
     averager.begin({"x": np.ones(3)})
