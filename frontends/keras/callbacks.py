@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -204,17 +205,19 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ) -> None:
         def warmer(epoch: float) -> float:
             assert self.steps_per_epoch is not None
-            done = epoch + 1.0 / self.steps_per_epoch  # the last batch of the last epoch has the full rate
+            # the last batch of the last epoch has the full rate, also where the warm-up ends within an epoch
+            done = min(epoch + 1.0 / self.steps_per_epoch, warmup_epochs)
             return (done * (size() - 1) / warmup_epochs + 1) / size()
 
-        check_number(warmup_epochs, "warmup_epochs")
+        if not 0 <= check_number(warmup_epochs, "warmup_epochs") < math.inf:
+            raise ValueError(f"warmup_epochs={warmup_epochs!r}: must be 0 or more, finite")
         super().__init__(initial_lr, warmer, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add `lr` to the logs, and print a line after the last epoch of the warm-up."""
         super().on_epoch_end(epoch, logs)
-        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose and rank() == 0:
+        if self.end_epoch is not None and epoch < self.end_epoch <= epoch + 1 and self.verbose and rank() == 0:
             rate = float(self.model.optimizer.learning_rate)
             sys.stdout.write(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n")
 

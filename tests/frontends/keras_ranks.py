@@ -171,6 +171,17 @@ def callbacks() -> None:
     hvd.shutdown()
 
 
+def broken_warmup() -> None:
+    """A warm-up of one and a half epochs ends with the full rate, not above it."""
+    hvd = horovod()
+    model = compiled(hvd.DistributedOptimizer(new_optimizer("sgd")), 0)
+    x, y = data(1)
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=1.5)
+    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[warmup])
+    assert abs(float(model.optimizer.learning_rate) - 0.2) < 1e-6
+    hvd.shutdown()
+
+
 def momentum_correction() -> None:
     """Against SGD with momentum by hand, whose velocity is divided by ten when the rate is."""
     hvd = horovod()
@@ -342,6 +353,8 @@ def values() -> None:
         (TypeError, "process_set=5: must be", callbacks.MetricAverageCallback, "", 5),
         (TypeError, "initial_lr='a': must be", callbacks.LearningRateWarmupCallback, "a"),
         (TypeError, "warmup_epochs='a': must be", callbacks.LearningRateWarmupCallback, 0.1, "a"),
+        (ValueError, "warmup_epochs=-1: must be", callbacks.LearningRateWarmupCallback, 0.1, -1),
+        (ValueError, "warmup_epochs=nan: must be", callbacks.LearningRateWarmupCallback, 0.1, float("nan")),
         (ValueError, "steps_per_epoch=-3: must be", callbacks.LearningRateWarmupCallback, 0.1, 5, True, -3),
         (TypeError, "model=5: must be", hvd.elastic.KerasState, 5),
         (TypeError, "state=5: must be", hvd.elastic.CommitStateCallback, 5),

@@ -59,6 +59,10 @@ def test_compressions_with_a_memory(pool: Pool) -> None:
     pool.run(keras_ranks.with_loss, ranks=2)
 
 
+def test_a_warmup_that_ends_within_an_epoch(pool: Pool) -> None:
+    pool.run(keras_ranks.broken_warmup, ranks=2)
+
+
 def test_special_gradients(pool: Pool) -> None:
     pool.run(keras_ranks.special_gradients, ranks=2)
 
