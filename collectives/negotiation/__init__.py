@@ -8,6 +8,6 @@ and its error only. Change the message format in messages.py alone: all ranks of
 from __future__ import annotations
 
 from collectives.negotiation.engine import Engine
-from collectives.negotiation.in_flight import NameInFlightError
+from collectives.negotiation.in_flight import MemoryInFlightError, NameInFlightError
 
-__all__ = ["Engine", "NameInFlightError"]
+__all__ = ["Engine", "MemoryInFlightError", "NameInFlightError"]

@@ -67,6 +67,10 @@ class NameInFlightError(ValueError):
     """The name of an operation is that of another one that is in flight on this rank."""
 
 
+class MemoryInFlightError(ValueError):
+    """An operation would reduce into memory into which another one reduces, which is in flight on this rank."""
+
+
 class InFlight:
     """The operations that this rank has submitted and that have not ended, by name.
 
@@ -83,8 +87,8 @@ class InFlight:
         return bool(self._by_name)
 
     def add(self, operation: Operation) -> None:
-        """Add an operation. Raises NameInFlightError if its name is in flight, ValueError if join is, or if it reduces
-        into memory of another one."""
+        """Add an operation. Raises NameInFlightError if its name is in flight, MemoryInFlightError, ValueError if join
+        is."""
         name = operation.name
         if JOIN in self._by_name:
             raise ValueError(f"name={name!r}: this rank has joined; it can submit again once all ranks have joined")
@@ -94,7 +98,7 @@ class InFlight:
         if written:
             owner = self._written.owner(written)
             if owner is not None:
-                raise ValueError(
+                raise MemoryInFlightError(
                     f"name={name!r}: its result is written to memory of {owner!r}, which is in flight on this rank; "
                     "wait for that operation first, or give a copy"
                 )

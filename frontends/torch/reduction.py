@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from collectives import Communicator, OpName, ProcessSet, world
-from collectives.negotiation import NameInFlightError
+from collectives.negotiation import MemoryInFlightError, NameInFlightError
 from frontends.horovod import (
     ARRAYS,
     DENSE,
@@ -353,7 +353,7 @@ class GradientReduction:
 
     def _start(self, gradient: Gradient) -> None:
         """Begin to reduce a complete gradient. After an error it counts as not begun. Raises ValueError for a name by
-        which another optimizer has begun to reduce one."""
+        which another optimizer has begun to reduce one, and for memory in which one is reduced."""
         gradient.begun = True
         try:
             self._begin(gradient)
@@ -365,6 +365,11 @@ class GradientReduction:
                     f"optimizer: cannot combine the gradient of {gradient.name!r}, as another DistributedOptimizer "
                     "combines one of that name; let it step first, or give each its own names, such as "
                     'named_parameters=[(f"critic.{name}", p) for name, p in critic.named_parameters()]'
+                ) from error
+            if isinstance(error, MemoryInFlightError):
+                raise ValueError(
+                    f"optimizer: cannot combine the gradient of {gradient.name!r}, as the program or an older "
+                    "DistributedOptimizer of these parameters combines it; wait for that, or delete the optimizer"
                 ) from error
             raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -319,11 +320,19 @@ def test_an_optimizer_may_take_the_place_of_one_that_is_gone(world: World, optio
 
 
 def test_an_older_optimizer_of_the_same_parameters_is_named(world: World) -> None:
+    named = threading.Event()
+
     def refused(comm: Any) -> None:
         one, older = made()
-        newer = hvd.DistributedOptimizer(torch.optim.SGD([one], lr=1.0), [("newer", one)])
-        one.sum().backward()
-        newer.step()
+        if comm.rank == 0:
+            newer = hvd.DistributedOptimizer(torch.optim.SGD([one], lr=1.0), [("newer", one)])
+            with pytest.raises(ValueError, match="an older DistributedOptimizer"):
+                one.sum().backward()
+            del newer
+            named.set()
+        else:
+            assert named.wait(60)  # so that the older optimizer cannot end before the newer one begins
+            one.sum().backward()
         with pytest.raises(AssertionError, match="delete an older DistributedOptimizer"):
             one.sum().backward()
         older.synchronize()
