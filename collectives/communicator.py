@@ -243,7 +243,7 @@ class Communicator(AsynchronousCalls):
             store.failure = None
             return cls(transport, config, family=family)
         except BaseException as error:  # the other ranks wait for this one
-            gave_up = AbortedError(f"rank {group.rank} gave up: {described(error)}")
+            gave_up = AbortedError(f"rank {group.rank} gave up: {described(error)}", rank=group.rank)
             cause = error if isinstance(error, RondeError) else gave_up
             root = family.abort_signal.resolve(cause)
             family.watchdog.close()
@@ -1485,7 +1485,7 @@ class Communicator(AsynchronousCalls):
         reason  text for the error
         """
         self._check_process()
-        cause = AbortedError(f"rank {self.rank} aborted: {reason}", rank=self.transport.rank, peer=self.transport.rank)
+        cause = AbortedError(f"rank {self.rank} aborted: {reason}", rank=self.transport.rank)
         self._executor.abort_signal.raise_abort(cause)
 
     @property

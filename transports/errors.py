@@ -87,7 +87,10 @@ class Withdrawn(ClosedError):
 
 
 class AbortedError(TransportError):
-    """A rank gave up on purpose; the text carries its reason."""
+    """A rank gave up on purpose; the text carries its reason. It is about the rank that raised it first, by default."""
+
+    def __init__(self, message: str, *, rank: int | None = None, peer: int | None = None) -> None:
+        super().__init__(message, rank=rank, peer=rank if peer is None else peer)
 
 
 class PeerLost(TransportError):

@@ -125,7 +125,7 @@ class LauncherProcess:
         if not self._watch.dead():
             return None
         text = f"rank {rank} aborted: its launcher has ended on {self._group.members[rank].hostname} ({self._starter})"
-        return AbortedError(text, rank=rank, peer=rank)
+        return AbortedError(text, rank=rank)
 
     def close(self) -> None:
         """Release descriptors. Idempotent."""

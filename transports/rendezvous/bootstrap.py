@@ -302,7 +302,8 @@ class Meeting:
             match unpack(decision):
                 case {"error": dict(fields)}:
                     error = from_wire(fields)
-                    raise type(error)(error.message, rank=self._rank, peer=error.peer)
+                    error.rank = self._rank
+                    raise error
         except ValueError as error:
             raise RendezvousError(f"the store holds something that cannot be read: {error}") from error
         raise RendezvousError("the store holds a value that is not the table of ranks", rank=self._rank)

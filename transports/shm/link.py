@@ -239,7 +239,7 @@ class ShmLink(Link):
         board = self._board
         if board is None or not board.aborted:
             return None
-        return board.cause() or AbortedError("a rank has aborted", rank=self.engine.rank)
+        return board.cause() or AbortedError("a rank has aborted")
 
     def departed(self, peer: int) -> bool:
         return self._board is not None and self._board.state(self._place[peer]) == CLOSED

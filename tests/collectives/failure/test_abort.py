@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from collectives import AbortedError, Communicator, PeerLost
+from collectives import AbortedError, Communicator, Op, PeerLost
 from collectives.failure import AbortSignal
 from collectives.flight import FlightRecord
 from tests.collectives.ranks import await_failure
 from tests.counting import CountingStore
-from tests.worlds import world_of
+from tests.worlds import THERE, world_of
 from transports.base import Group, Member
 from transports.errors import RendezvousError
 from transports.local import Options, create
@@ -35,6 +36,32 @@ def test_cause_of_the_transport_wins_over_a_later_abort() -> None:
     for transport in ("local", "tcp", "shm"):
         with world_of(transport, 3) as world:
             assert set(world.run(rank)) == {"the first cause, the first cause"}
+
+
+def fails(a: object, b: object) -> None:
+    """An Op's function."""
+    raise KeyboardInterrupt
+
+
+def leave(comm: Communicator) -> None:
+    """Calls in the first of which rank 1 is interrupted. It may have ended on rank 0."""
+    function = fails if comm.rank == 1 else np.add
+    comm.allreduce(np.ones(4), Op(function, name="some", trial=False))
+    comm.barrier()
+
+
+@pytest.mark.parametrize("transport", THERE)
+def test_the_error_is_about_the_rank_that_was_interrupted_in_a_call(transport: str) -> None:
+    def rank(comm: Communicator) -> int | None:
+        with pytest.raises(KeyboardInterrupt if comm.rank == 1 else AbortedError):
+            leave(comm)
+        failure = await_failure(comm)
+        assert failure is not None
+        assert "rank 1 left allreduce" in failure.message
+        return failure.peer
+
+    with world_of(transport, 2) as world:
+        assert world.run(rank) == [1, 1]
 
 
 class SlowStore(CountingStore):
