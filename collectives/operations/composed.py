@@ -14,7 +14,7 @@ import numpy as np
 from collectives.execution import Executor, Peers
 from collectives.operations.job import FunctionJob, Job
 from collectives.operations.signature import Signature
-from transports.errors import AbortedError, RondeError, described
+from transports.errors import RondeError
 
 T = TypeVar("T")
 
@@ -38,8 +38,7 @@ def compose(executor: Executor, body: Callable[[Peers], T], what: str, timeout: 
         except RondeError:
             raise
         except BaseException as error:  # the others would wait for exchanges that never come
-            rank = executor.ranks[executor.rank]
-            executor.abort_signal.raise_abort(AbortedError(f"rank {rank} left {what}: {described(error)}", rank=rank))
+            executor.left(error, what)
             raise
 
     return FunctionJob(run, timeout, Signature("compose", detail=(said or what,)))
